@@ -1,0 +1,17 @@
+//! What a model is, as data.
+//!
+//! A [`ModelSpec`] says everything the forward pass, the cost model and the planner need to know
+//! about an architecture. It holds no tensors and reads no files: `checkpoint` fills it in from a
+//! model file's metadata, `model` assembles it into a forward pass, and the planner counts its
+//! parameters and bytes.
+#![forbid(unsafe_code)]
+
+mod model;
+mod numeric;
+mod weight_type;
+
+pub use model::{
+    Activation, AttnSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec, RopeScaling, RopeSpec, SpecError,
+};
+pub use numeric::{ActivationPrecision, KvType, ParseSettingError};
+pub use weight_type::WeightType;

@@ -1,0 +1,94 @@
+//! The contract between a step's batch and the backend that computes it.
+//!
+//! A [`Backend`] owns the weights and the physical KV blocks, in whatever layout suits it. Callers
+//! name KV blocks by id only, and call [`Backend::forward`] once a step with everything that the
+//! step computes: prefill chunks and decodes of any number of sequences, mixed, without padding.
+//!
+//! Every backend states what it holds to of "same prefix, same bits"; the CPU backend holds to all
+//! of it.
+#![forbid(unsafe_code)]
+
+use dunlin_spec::ModelSpec;
+
+/// Which positions of a sequence's new tokens get logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsWanted {
+    /// None: a prefill chunk that is not the last.
+    None,
+    /// The last new token's.
+    Last,
+    /// Every new token's.
+    All,
+}
+
+/// New tokens of one sequence in a step.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceInput<'a> {
+    /// The new tokens, at least one.
+    pub tokens: &'a [u32],
+    /// The absolute position of the first new token; every earlier position's KV is stored already.
+    pub first_position: usize,
+    /// Physical blocks of this sequence, in position order: block `i` holds positions
+    /// `i * block_tokens ..`. Covers the new tokens.
+    pub block_table: &'a [u32],
+    /// Which of the new tokens get logits.
+    pub logits: LogitsWanted,
+}
+
+/// What a backend answers when a step cannot be computed. The step's KV writes are undefined
+/// afterwards; earlier positions are intact.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// A token id at or above the vocabulary's size.
+    #[error("token {token} is outside the vocabulary of {vocab_size}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// The model's vocabulary size.
+        vocab_size: usize,
+    },
+    /// A block table that is too short or names a block that does not exist.
+    #[error("sequence {sequence}: {problem}")]
+    BadBlockTable {
+        /// Index in the step's batch.
+        sequence: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The memory for the step or for its KV could not be had.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+}
+
+/// Computes forward passes of one model.
+pub trait Backend: Send {
+    /// The model.
+    fn spec(&self) -> &ModelSpec;
+
+    /// Tokens in one KV block.
+    fn block_tokens(&self) -> usize;
+
+    /// Blocks that exist; ids are `0..block_count`.
+    fn block_count(&self) -> usize;
+
+    /// Bytes of KV in one block, over all layers.
+    fn block_bytes(&self) -> usize;
+
+    /// The most new tokens that one step may hold, over all sequences.
+    fn max_step_tokens(&self) -> usize;
+
+    /// Runs one step. `logits` is cleared and then filled with the wanted logits,
+    /// `[n_wanted, vocab_size]`, row-major, in the order of the sequences and of their positions.
+    ///
+    /// # Errors
+    /// Bad token ids and block tables are refused before anything is computed.
+    fn forward(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError>;
+
+    /// Copies the first `tokens` positions of a block's KV to another block, in all layers
+    /// (copy on write).
+    fn copy_block(&mut self, from: u32, to: u32, tokens: usize);
+}
