@@ -1,0 +1,189 @@
+//! From logits to a token.
+//!
+//! The chain, in this order (vLLM's, whose request fields the server will take; temperature comes
+//! before truncation as OpenAI's and Hugging Face's APIs have it, while llama.cpp's default puts it
+//! last):
+//!
+//! 1. logit bias,
+//! 2. repetition penalty (prompt and output), then presence and frequency penalties (output),
+//! 3. temperature; 0 takes the best token here and ends the chain,
+//! 4. min-p,
+//! 5. top-k,
+//! 6. typical-p,
+//! 7. top-p, each within what the step before left, at least one token,
+//! 8. the choice, by Gumbel-max with noise keyed by (seed, choice, position, token id).
+//!
+//! A token is a function of its sequence's tokens, the logits, the parameters and the choice's
+//! number alone: batching, chunking and speculation cannot change it. Log-probabilities are those
+//! of the model's own distribution (step 0), whatever the chain does.
+//!
+//! Not here: constraints by grammar, and the verification of drafts.
+
+mod edits;
+mod gumbel;
+mod params;
+mod scan;
+mod truncate;
+
+pub use params::{ParamError, SamplingParams};
+
+use std::cmp::Reverse;
+
+use dunlin_units::{Noise, Purpose};
+
+use crate::math::{ln, sum_exp};
+use edits::Edits;
+use scan::{BadLogits, BlockMaxima, Ranked};
+use truncate::Truncation;
+
+/// Logits that no token can be chosen from. Ends the sequence that they are of, and no other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// A logit is not a number.
+    #[error(
+        "the model produced NaN logits at position {position}: its weights hold NaN or it overflows"
+    )]
+    NotANumber {
+        /// The position whose token was to be chosen.
+        position: usize,
+    },
+    /// A logit is plus infinity, or all are minus infinity.
+    #[error("the model produced infinite logits at position {position}: it overflows")]
+    Infinite {
+        /// The position whose token was to be chosen.
+        position: usize,
+    },
+    /// The biases ban every token.
+    #[error("logit_bias bans every token that is left at position {position}")]
+    NothingLeft {
+        /// The position whose token was to be chosen.
+        position: usize,
+    },
+}
+
+/// Where in which sequence a token is chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct SamplePlace<'a> {
+    /// The tokens before it, prompt and output; their number is the new token's position.
+    pub tokens: &'a [u32],
+    /// How many of them are the prompt.
+    pub prompt_len: usize,
+    /// The number of this choice among the samples of one prompt.
+    pub choice: u32,
+}
+
+/// A token and its log-probability under the model's own distribution (temperature 1, nothing
+/// biased, penalized or truncated).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f64,
+}
+
+/// A chosen token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability, where that was wanted.
+    pub logprob: Option<f64>,
+}
+
+/// Chooses tokens. Holds nothing but scratch memory: any sampler gives the same answers.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    maxima: BlockMaxima,
+    edits: Edits,
+    truncation: Truncation,
+    alternatives: Vec<Ranked>,
+    top: Vec<TokenLogprob>,
+}
+
+impl Sampler {
+    /// A sampler; it allocates at its first use.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Chooses a token from `logits`, `[vocab_size]`, which are left as they were. With `logprobs`,
+    /// the log-probability is computed too, and that many best tokens are left in
+    /// [`Sampler::top_logprobs`]. The parameters must have passed [`SamplingParams::validate`].
+    ///
+    /// # Errors
+    /// Logits that are NaN or infinite, and biases that leave no token.
+    pub fn sample(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &mut [f32],
+        logprobs: Option<usize>,
+    ) -> Result<Sampled, SampleError> {
+        let position = place.tokens.len();
+        self.top.clear();
+        self.maxima.scan(logits).map_err(|bad| match bad {
+            BadLogits::NotANumber => SampleError::NotANumber { position },
+            BadLogits::Infinite => SampleError::Infinite { position },
+        })?;
+        let raw_max = self.maxima.max();
+        if raw_max == f32::NEG_INFINITY {
+            return Err(SampleError::Infinite { position });
+        }
+        let log_sum = logprobs.map(|count| self.rank_logprobs(logits, raw_max, count));
+        self.edits.apply(params, place.tokens, place.prompt_len, logits, &mut self.maxima);
+        let chosen = self.choose(params, place, logits);
+        self.edits.undo(logits);
+        let token = chosen.ok_or(SampleError::NothingLeft { position })?;
+        let logprob = log_sum.map(|log_sum| f64::from(logits[token as usize]) - log_sum);
+        Ok(Sampled { token, logprob })
+    }
+
+    /// The best tokens of the last [`Sampler::sample`], best first, the lower id among equals.
+    pub fn top_logprobs(&self) -> &[TokenLogprob] {
+        &self.top
+    }
+
+    /// Ranks the best alternatives, and returns the logits' log-sum-exp.
+    fn rank_logprobs(&mut self, logits: &[f32], max: f32, count: usize) -> f64 {
+        let log_sum = f64::from(max) + ln(sum_exp(logits, max, 1.0));
+        let count = count.min(logits.len());
+        self.maxima.best(logits, count, f64::NEG_INFINITY, &mut self.alternatives);
+        self.alternatives.sort_unstable_by_key(|&r| Reverse(r));
+        self.top.extend(
+            self.alternatives.iter().map(|r| TokenLogprob {
+                token: r.token(),
+                logprob: f64::from(r.logit()) - log_sum,
+            }),
+        );
+        log_sum
+    }
+
+    /// Steps 3 to 8 on edited logits; `None` where all of them are minus infinity.
+    fn choose(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &[f32],
+    ) -> Option<u32> {
+        let max = self.maxima.max();
+        if max == f32::NEG_INFINITY {
+            return None;
+        }
+        let argmax = self.maxima.argmax(logits)?;
+        if params.temperature == 0.0 {
+            return Some(argmax);
+        }
+        let position = place.tokens.len() as u64;
+        let noise = Noise::new(params.seed, place.choice, position, Purpose::Sample);
+        if truncate::truncates(params, logits.len()) {
+            let left = self.truncation.candidates(params, logits, max, &mut self.maxima);
+            gumbel::choose(left, &noise)
+        } else {
+            Some(gumbel::choose_of_all(logits, argmax, params.temperature, &noise))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
