@@ -34,11 +34,7 @@ impl Noise {
         debug_assert!(position >> 56 == 0);
         Self {
             key: [seed as u32, (seed >> 32) as u32],
-            place: [
-                position as u32,
-                choice,
-                purpose as u32 | (((position >> 32) as u32) << 8),
-            ],
+            place: [position as u32, choice, purpose as u32 | (((position >> 32) as u32) << 8)],
         }
     }
 
@@ -75,10 +71,7 @@ impl Noise {
     }
 
     const fn block(&self, word0: u32) -> [u32; 4] {
-        philox4x32_10(
-            [word0, self.place[0], self.place[1], self.place[2]],
-            self.key,
-        )
+        philox4x32_10([word0, self.place[0], self.place[1], self.place[2]], self.key)
     }
 }
 
@@ -130,10 +123,8 @@ mod tests {
         }
         for counts in bins {
             let expected = f64::from(n) / 16.0;
-            let chi2: f64 = counts
-                .iter()
-                .map(|&c| (f64::from(c) - expected).powi(2) / expected)
-                .sum();
+            let chi2: f64 =
+                counts.iter().map(|&c| (f64::from(c) - expected).powi(2) / expected).sum();
             assert!(chi2 < 37.7, "chi-square {chi2} of {counts:?}");
         }
     }

@@ -36,16 +36,8 @@ mod tests {
     fn agrees_with_the_published_vectors() {
         let ones = u32::MAX;
         let cases = [
-            (
-                [0; 4],
-                [0; 2],
-                [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
-            ),
-            (
-                [ones; 4],
-                [ones; 2],
-                [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
-            ),
+            ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
             (
                 [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
                 [0xa409_3822, 0x299f_31d0],
@@ -53,11 +45,7 @@ mod tests {
             ),
         ];
         for (counter, key, expected) in cases {
-            assert_eq!(
-                philox4x32_10(counter, key),
-                expected,
-                "counter {counter:x?}"
-            );
+            assert_eq!(philox4x32_10(counter, key), expected, "counter {counter:x?}");
         }
     }
 }

@@ -36,10 +36,7 @@ impl SeedTree {
 
     /// A sequence of draws seeded here.
     pub const fn stream(self) -> Stream {
-        Stream {
-            seed: self.seed,
-            drawn: 0,
-        }
+        Stream { seed: self.seed, drawn: 0 }
     }
 
     fn derive(self, id: u64, kind: u32) -> Self {
@@ -47,9 +44,7 @@ impl SeedTree {
             [id as u32, (id >> 32) as u32, kind, TREE],
             [self.seed as u32, (self.seed >> 32) as u32],
         );
-        Self {
-            seed: u64::from(a) | (u64::from(b) << 32),
-        }
+        Self { seed: u64::from(a) | (u64::from(b) << 32) }
     }
 }
 
@@ -136,10 +131,7 @@ mod tests {
             counts[a.next_below(7) as usize] += 1;
         }
         // 6 degrees of freedom: 22.5 is exceeded with probability 0.001.
-        let chi2: f64 = counts
-            .iter()
-            .map(|&c| (f64::from(c) - 1e4).powi(2) / 1e4)
-            .sum();
+        let chi2: f64 = counts.iter().map(|&c| (f64::from(c) - 1e4).powi(2) / 1e4).sum();
         assert!(chi2 < 22.5, "chi-square {chi2} of {counts:?}");
     }
 }
