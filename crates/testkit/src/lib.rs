@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 pub mod golden;
+pub mod layers;
 pub mod models;
+pub mod source;
 
 use std::path::{Path, PathBuf};
 

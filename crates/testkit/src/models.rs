@@ -1,5 +1,6 @@
 //! Real model files, where this machine has them.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 /// The folder in which tests look for real models: `DUNLIN_TEST_MODELS`, or else dunlin's own
@@ -22,6 +23,19 @@ pub fn find(file: &str, test: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    eprintln!("SKIPPED {test}: {file} is not in {}", folder().display());
+    skipped(test, &format!("{file} is not in {}", folder().display()));
     None
+}
+
+/// Says that `test` did not run and why: on standard error, and in the file that `DUNLIN_SKIP_LOG`
+/// names, from which the test command makes its summary.
+pub fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+    let Some(log) = std::env::var_os("DUNLIN_SKIP_LOG") else { return };
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(&log);
+    // One write, so that lines of tests that run side by side stay whole.
+    let line = format!("{test}: {why}\n");
+    if let Err(e) = file.and_then(|mut f| f.write_all(line.as_bytes())) {
+        eprintln!("{}: {e}", log.display());
+    }
 }

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Everything that is checked before a change goes in, in one command:
+#
+#     scripts/test.sh                the whole of it
+#     scripts/test.sh --all-models   also fetch the larger real models and test on them
+#     scripts/test.sh --offline      fetch nothing; what needs a missing file is skipped and named
+#
+# It needs Rust, Python with pip, and a C compiler. Fetched models go to dunlin's cache folder, the
+# oracle's Python packages into the build folder; nothing is installed on the machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+offline='' all_models=''
+for arg in "$@"; do
+  case $arg in
+    --offline) offline=1 ;;
+    --all-models) all_models=1 ;;
+    *) echo "scripts/test.sh: unknown option $arg" >&2; exit 2 ;;
+  esac
+done
+
+target=${CARGO_TARGET_DIR:-$PWD/target}
+mkdir -p "$target"
+export DUNLIN_SKIP_LOG=$target/skipped.txt
+: > "$DUNLIN_SKIP_LOG"
+
+section() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+skip() { echo "$1" | tee -a "$DUNLIN_SKIP_LOG"; }
+
+# Installs the oracle's packages once for each version of the requirements and of Python.
+oracle_packages() {
+  local wants=crates/testkit/oracle/requirements.txt folder=$target/oracle-packages stamp
+  stamp=$(python3 --version; cat "$wants")
+  if [ "$(cat "$folder/stamp" 2>/dev/null)" != "$stamp" ]; then
+    [ -z "$offline" ] || { skip "oracle checks: --offline, and gguf and numpy are not installed yet"; return; }
+    rm -rf "$folder"
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+      --target "$folder" --requirement "$wants"
+    echo "$stamp" > "$folder/stamp"
+  fi
+  export DUNLIN_ORACLE_PACKAGES=$folder
+}
+
+fetch_models() {
+  [ -z "$offline" ] || { skip "fetching models: --offline"; return; }
+  # The default model goes the way a user fetches it; without it most of this means little.
+  "$target/release/dunlin" pull smollm2-135m
+  local names=(gemma3-270m)
+  [ -z "$all_models" ] || names+=(qwen2.5-coder-0.5b qwen2.5-coder-1.5b)
+  for name in "${names[@]}"; do
+    "$target/release/dunlin" pull "$name" || skip "tests on $name: it could not be fetched"
+  done
+}
+
+section "format"
+cargo fmt --all --check
+
+section "lints"
+cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+section "other platforms"
+if rustc --print target-libdir --target aarch64-unknown-linux-gnu 2>/dev/null | xargs test -d; then
+  cargo clippy --quiet --target aarch64-unknown-linux-gnu -p dunlin-kernels-cpu -- -D warnings
+else
+  skip "compiling the kernels for aarch64: rustup target add aarch64-unknown-linux-gnu"
+fi
+
+section "build"
+cargo build --release --quiet
+
+section "models and oracle"
+fetch_models
+oracle_packages
+
+section "tests"
+if cargo nextest --version >/dev/null 2>&1; then
+  cargo nextest run --workspace --release --no-fail-fast --status-level slow
+else
+  cargo test --workspace --release --no-fail-fast --quiet --lib --bins --tests
+fi
+cargo test --workspace --release --quiet --doc
+
+section "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+section "done"
+if [ -s "$DUNLIN_SKIP_LOG" ]; then
+  echo "Passed, but skipped:"
+  sort -u "$DUNLIN_SKIP_LOG" | sed 's/^/  /'
+else
+  echo "Passed; nothing was skipped."
+fi
