@@ -10,6 +10,7 @@ mod error;
 mod isa;
 pub mod matmul;
 pub mod pack;
+pub mod probe;
 pub mod simd;
 
 pub use error::KernelError;
