@@ -77,6 +77,12 @@ pub trait Backend: Send {
     /// The most new tokens that one step may hold, over all sequences.
     fn max_step_tokens(&self) -> usize;
 
+    /// Bytes of weights that one step reads, where the backend can tell (a mixture of experts reads
+    /// those of the experts that a token uses).
+    fn weight_bytes_per_step(&self) -> Option<u64> {
+        None
+    }
+
     /// Runs one step. `logits` is cleared and then filled with the wanted logits,
     /// `[n_wanted, vocab_size]`, row-major, in the order of the sequences and of their positions.
     ///
