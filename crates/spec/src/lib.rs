@@ -8,6 +8,7 @@
 
 mod model;
 mod numeric;
+mod validate;
 mod weight_type;
 
 pub use model::{

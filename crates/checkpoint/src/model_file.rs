@@ -1,0 +1,165 @@
+//! A model's files, opened: its spec, its tensors by role, its tokenizer and its chat template.
+
+use std::path::{Path, PathBuf};
+
+use dunlin_spec::{ModelSpec, RopeScaling};
+
+use crate::{
+    CheckpointError, Role, TokenizerSource,
+    arch::{self, Architecture, Built, Format, Meta},
+    container::{Container, TensorDesc},
+    error::Result,
+    gguf::GgufParts,
+    matrix::MatrixView,
+    place::Places,
+    tokenizer_source::GgufTokenizer,
+};
+
+/// A model in whatever files it came, mapped and checked.
+pub struct ModelFile {
+    path: PathBuf,
+    files: Files,
+    architecture: &'static Architecture,
+    built: Built,
+    places: Places,
+}
+
+/// The kinds of files.
+enum Files {
+    Gguf(GgufParts),
+}
+
+impl Files {
+    fn container(&self) -> &dyn Container {
+        match self {
+            Self::Gguf(parts) => parts,
+        }
+    }
+}
+
+impl std::fmt::Debug for ModelFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelFile")
+            .field("path", &self.path)
+            .field("architecture", &self.architecture.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModelFile {
+    /// Opens a GGUF file (of a split model, any of its files).
+    ///
+    /// # Errors
+    /// Files that cannot be read, whose structure is corrupt, or that hold an architecture, a
+    /// feature or a tensor type that is not supported.
+    pub fn open(path: &Path) -> Result<Self> {
+        let files = Files::Gguf(GgufParts::open(path)?);
+        Self::from_files(path, files).map_err(|e| e.in_file(path))
+    }
+
+    /// A model from GGUF files that were read already.
+    ///
+    /// # Errors
+    /// As for [`ModelFile::open`].
+    pub fn from_gguf(parts: GgufParts) -> Result<Self> {
+        Self::from_files(Path::new(""), Files::Gguf(parts))
+    }
+
+    fn from_files(path: &Path, files: Files) -> Result<Self> {
+        let store = files.container();
+        let (format, name) = match &files {
+            Files::Gguf(_) => (Format::Gguf, Meta::new(store, "").string("general.architecture")?),
+        };
+        let name =
+            name.ok_or_else(|| CheckpointError::MissingKey { key: "general.architecture".into() })?;
+        let architecture = arch::lookup(format, &name)?;
+        let built = arch::build(architecture, &Meta::new(store, architecture.name), store)?;
+        let places = Places::find(architecture, &built.spec, store)?;
+        Ok(Self { path: path.into(), files, architecture, built, places })
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files that were mapped, in order.
+    pub fn files(&self) -> Vec<PathBuf> {
+        match &self.files {
+            Files::Gguf(parts) => parts.paths().to_vec(),
+        }
+    }
+
+    /// The architecture and its sizes. Where RoPE has two sets of factors, those for the whole
+    /// context length are in it; see [`ModelFile::spec_for_context`].
+    pub fn spec(&self) -> &ModelSpec {
+        &self.built.spec
+    }
+
+    /// The spec for sequences of up to `context` tokens: LongRoPE's short factors where the
+    /// context does not pass the original one. Chosen once for a run, since a choice by the
+    /// current length would change the KV of tokens that are stored already.
+    pub fn spec_for_context(&self, context: usize) -> ModelSpec {
+        let mut spec = self.built.spec.clone();
+        if let Some(two) = &self.built.long_rope {
+            let chosen = if context > two.original_context { &two.long } else { &two.short };
+            for layer in &mut spec.layers {
+                if matches!(layer.attn.rope.scaling, RopeScaling::Factors { .. }) {
+                    layer.attn.rope.scaling = chosen.clone();
+                }
+            }
+        }
+        spec
+    }
+
+    /// The matrix of a role. `layer` and `expert` are ignored for roles that have none.
+    /// `None` where the model has no such matrix.
+    pub fn matrix(&self, role: Role, layer: usize, expert: usize) -> Option<MatrixView<'_>> {
+        let layer = (!role.is_global()).then_some(layer);
+        let expert = role.is_expert().then_some(expert);
+        self.places.get(role, layer, expert)?.matrix(self.files.container())
+    }
+
+    /// The vector of a role (a norm's weight or a bias) as f32, ready to use: offsets that the
+    /// file leaves to the reader are added, and a bias has the row order of its matrix.
+    /// `layer` is ignored for roles that have none. `None` where the model has no such vector.
+    pub fn vector(&self, role: Role, layer: usize) -> Option<Vec<f32>> {
+        let layer = (!role.is_global()).then_some(layer);
+        self.places.get(role, layer, None)?.vector(self.files.container())
+    }
+
+    /// The name of a role's tensor in the file.
+    pub fn tensor_name(&self, role: Role, layer: usize, expert: usize) -> Option<&str> {
+        let layer = (!role.is_global()).then_some(layer);
+        let expert = role.is_expert().then_some(expert);
+        Some(&self.places.get(role, layer, expert)?.tensor)
+    }
+
+    /// The tokenizer's description.
+    pub fn tokenizer(&self) -> TokenizerSource<'_> {
+        match &self.files {
+            Files::Gguf(parts) => TokenizerSource::Gguf(GgufTokenizer::new(parts)),
+        }
+    }
+
+    /// The default chat template (Jinja), where the model has one.
+    ///
+    /// # Errors
+    /// The key is there and is no UTF-8 string.
+    pub fn chat_template(&self) -> Result<Option<&str>> {
+        match &self.files {
+            Files::Gguf(parts) => {
+                let key = "tokenizer.chat_template";
+                let Some(value) = parts.get(key) else { return Ok(None) };
+                value.as_str().map(Some).ok_or_else(|| CheckpointError::BadKey {
+                    key: key.into(),
+                    problem: "is no UTF-8 string".into(),
+                })
+            }
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<(&str, TensorDesc)> {
+        self.files.container().tensors()
+    }
+}
