@@ -71,3 +71,35 @@ fn beyond_ascii(c: char) -> u16 {
     };
     class | space
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_those_of_regular_expressions() {
+        let classes = [
+            (L, r"\p{L}"),
+            (N, r"\p{N}"),
+            (SPACE, r"\s"),
+            (M, r"\p{M}"),
+            (P, r"\p{P}"),
+            (S, r"\p{S}"),
+            (NEWLINE, r"[\r\n]"),
+            (UPPER, r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"),
+            (LOWER, r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
+            (DIGIT, r"\d"),
+        ];
+        // All characters in one text, so that each expression runs once.
+        let all: String = ('\0'..=char::MAX).collect();
+        for (bit, pattern) in classes {
+            let expected: String = fancy_regex::Regex::new(pattern)
+                .unwrap()
+                .find_iter(&all)
+                .map(|found| found.unwrap().as_str())
+                .collect();
+            let got: String = all.chars().filter(|&c| of(c) & bit != 0).collect();
+            assert_eq!(got, expected, "{pattern}");
+        }
+    }
+}
