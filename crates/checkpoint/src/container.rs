@@ -24,10 +24,6 @@ pub(crate) struct TensorDesc {
 }
 
 impl TensorDesc {
-    pub fn elements(&self) -> usize {
-        self.cols * self.rows * self.slices
-    }
-
     /// The shape with the outermost dimension first, as matrices are written.
     pub fn shape(&self) -> Vec<usize> {
         match self.rank {

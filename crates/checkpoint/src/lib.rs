@@ -10,7 +10,10 @@
 mod arch;
 mod container;
 mod error;
+mod fingerprint;
 pub mod gguf;
+pub mod hf;
+mod inspect;
 mod matrix;
 mod model_file;
 mod place;
@@ -20,6 +23,11 @@ pub mod source;
 mod tokenizer_source;
 
 pub use error::CheckpointError;
+pub use fingerprint::{Fingerprint, fingerprint};
+pub use inspect::{
+    Inspection, KvBytes, MemoryEstimate, MetadataEntry, Sizes, TensorEntry, TypeTotal,
+    kv_bytes_per_token,
+};
 pub use matrix::MatrixView;
 pub use model_file::ModelFile;
 pub use role::Role;

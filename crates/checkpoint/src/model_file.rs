@@ -10,8 +10,10 @@ use crate::{
     container::{Container, TensorDesc},
     error::Result,
     gguf::GgufParts,
+    hf::{Folder, HfModel},
+    inspect::{MetadataEntry, show_datum, show_value},
     matrix::MatrixView,
-    place::Places,
+    place::{Placed, Places},
     tokenizer_source::GgufTokenizer,
 };
 
@@ -27,12 +29,27 @@ pub struct ModelFile {
 /// The kinds of files.
 enum Files {
     Gguf(GgufParts),
+    HuggingFace(Box<HfModel>),
 }
 
 impl Files {
     fn container(&self) -> &dyn Container {
         match self {
             Self::Gguf(parts) => parts,
+            Self::HuggingFace(model) => &**model,
+        }
+    }
+
+    fn architecture(&self) -> Result<(Format, String)> {
+        match self {
+            Self::Gguf(parts) => {
+                let key = "general.architecture";
+                match Meta::new(parts, "").string(key)? {
+                    Some(name) => Ok((Format::Gguf, name)),
+                    None => Err(CheckpointError::MissingKey { key: key.into() }),
+                }
+            }
+            Self::HuggingFace(model) => Ok((Format::HuggingFace, model.architecture()?)),
         }
     }
 }
@@ -47,14 +64,26 @@ impl std::fmt::Debug for ModelFile {
 }
 
 impl ModelFile {
-    /// Opens a GGUF file (of a split model, any of its files).
+    /// Opens a GGUF file (of a split model, any of its files), or a Hugging Face folder (or its
+    /// `config.json` or one of its safetensors files).
     ///
     /// # Errors
     /// Files that cannot be read, whose structure is corrupt, or that hold an architecture, a
     /// feature or a tensor type that is not supported.
     pub fn open(path: &Path) -> Result<Self> {
-        let files = Files::Gguf(GgufParts::open(path)?);
+        let files = match hf_folder(path) {
+            Some(folder) => Files::HuggingFace(Box::new(HfModel::open(folder)?)),
+            None => Files::Gguf(GgufParts::open(path)?),
+        };
         Self::from_files(path, files).map_err(|e| e.in_file(path))
+    }
+
+    /// A model from a Hugging Face folder that need not be on disk.
+    ///
+    /// # Errors
+    /// As for [`ModelFile::open`].
+    pub fn from_folder<F: Folder + ?Sized>(folder: &F) -> Result<Self> {
+        Self::from_files(Path::new(""), Files::HuggingFace(Box::new(HfModel::open(folder)?)))
     }
 
     /// A model from GGUF files that were read already.
@@ -67,11 +96,7 @@ impl ModelFile {
 
     fn from_files(path: &Path, files: Files) -> Result<Self> {
         let store = files.container();
-        let (format, name) = match &files {
-            Files::Gguf(_) => (Format::Gguf, Meta::new(store, "").string("general.architecture")?),
-        };
-        let name =
-            name.ok_or_else(|| CheckpointError::MissingKey { key: "general.architecture".into() })?;
+        let (format, name) = files.architecture()?;
         let architecture = arch::lookup(format, &name)?;
         let built = arch::build(architecture, &Meta::new(store, architecture.name), store)?;
         let places = Places::find(architecture, &built.spec, store)?;
@@ -87,6 +112,7 @@ impl ModelFile {
     pub fn files(&self) -> Vec<PathBuf> {
         match &self.files {
             Files::Gguf(parts) => parts.paths().to_vec(),
+            Files::HuggingFace(model) => model.paths().to_vec(),
         }
     }
 
@@ -135,31 +161,100 @@ impl ModelFile {
         Some(&self.places.get(role, layer, expert)?.tensor)
     }
 
-    /// The tokenizer's description.
-    pub fn tokenizer(&self) -> TokenizerSource<'_> {
+    /// The tokenizer's description; `None` for a folder without `tokenizer.json`.
+    pub fn tokenizer(&self) -> Option<TokenizerSource<'_>> {
         match &self.files {
-            Files::Gguf(parts) => TokenizerSource::Gguf(GgufTokenizer::new(parts)),
+            Files::Gguf(parts) => Some(TokenizerSource::Gguf(GgufTokenizer::new(parts))),
+            Files::HuggingFace(model) => model.tokenizer().map(TokenizerSource::HfJson),
         }
     }
 
-    /// The default chat template (Jinja), where the model has one.
+    /// Chat templates (Jinja) with their names, in the order of the file.
     ///
     /// # Errors
-    /// The key is there and is no UTF-8 string.
-    pub fn chat_template(&self) -> Result<Option<&str>> {
+    /// A key is there and is no UTF-8 string.
+    pub fn chat_templates(&self) -> Result<Vec<(&str, &str)>> {
         match &self.files {
-            Files::Gguf(parts) => {
-                let key = "tokenizer.chat_template";
-                let Some(value) = parts.get(key) else { return Ok(None) };
-                value.as_str().map(Some).ok_or_else(|| CheckpointError::BadKey {
-                    key: key.into(),
-                    problem: "is no UTF-8 string".into(),
-                })
-            }
+            Files::HuggingFace(model) => Ok(model.templates().collect()),
+            Files::Gguf(parts) => gguf_templates(parts),
         }
+    }
+
+    /// The chat template that is used when none is named, where the model has one.
+    ///
+    /// # Errors
+    /// As for [`ModelFile::chat_templates`].
+    pub fn chat_template(&self) -> Result<Option<&str>> {
+        let all = self.chat_templates()?;
+        Ok(all.iter().find(|(name, _)| *name == "default").map(|(_, template)| *template))
     }
 
     pub(crate) fn tensors(&self) -> Vec<(&str, TensorDesc)> {
         self.files.container().tensors()
     }
+
+    pub(crate) fn places(
+        &self,
+    ) -> impl Iterator<Item = (Role, Option<usize>, Option<usize>, &Placed)> {
+        self.places.iter()
+    }
+
+    pub(crate) fn format(&self) -> &'static str {
+        match &self.files {
+            Files::Gguf(_) => "gguf",
+            Files::HuggingFace(_) => "safetensors",
+        }
+    }
+
+    /// Metadata as text, in the order of the file.
+    pub(crate) fn metadata(&self) -> Vec<MetadataEntry> {
+        match &self.files {
+            Files::Gguf(parts) => {
+                let first = parts.parts().first().into_iter();
+                first
+                    .flat_map(|p| p.metadata())
+                    .map(|(k, v)| MetadataEntry { key: k.into(), value: show_value(&v) })
+                    .collect()
+            }
+            Files::HuggingFace(model) => model
+                .metadata()
+                .map(|(k, v)| MetadataEntry { key: k.into(), value: show_datum(&v) })
+                .collect(),
+        }
+    }
+}
+
+/// The folder that a path means, where it means a Hugging Face folder and no GGUF file.
+pub(crate) fn hf_folder(path: &Path) -> Option<&Path> {
+    if path.is_dir() {
+        return Some(path);
+    }
+    let name = path.file_name()?.to_str()?;
+    let inside = name == "config.json"
+        || name.ends_with(".safetensors")
+        || name.ends_with(".safetensors.index.json");
+    // The parent of a bare file name is the empty path, which is no folder to the system.
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    inside.then_some(folder)
+}
+
+fn gguf_templates(parts: &GgufParts) -> Result<Vec<(&str, &str)>> {
+    const KEY: &str = "tokenizer.chat_template";
+    let mut all = Vec::new();
+    for (key, value) in parts.parts().first().into_iter().flat_map(|p| p.metadata()) {
+        let name = match key.strip_prefix(KEY) {
+            Some("") => "default",
+            Some(rest) => match rest.strip_prefix('.') {
+                Some(name) => name,
+                None => continue,
+            },
+            None => continue,
+        };
+        let template = value.as_str().ok_or_else(|| CheckpointError::BadKey {
+            key: key.into(),
+            problem: "is no UTF-8 string".into(),
+        })?;
+        all.push((name, template));
+    }
+    Ok(all)
 }

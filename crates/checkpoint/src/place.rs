@@ -103,6 +103,13 @@ impl Placed {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    pub fn elements(&self) -> u64 {
+        match self.shape {
+            Shape::Vector(n) => n as u64,
+            Shape::Matrix(rows, cols) => rows as u64 * cols as u64,
+        }
+    }
 }
 
 struct Finder<'a> {

@@ -62,7 +62,7 @@ fn smollm2_is_read() {
     let want: Vec<f32> =
         bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
     assert_eq!(norm, want);
-    let TokenizerSource::Gguf(t) = file.tokenizer() else { panic!("a GGUF tokenizer") };
+    let Some(TokenizerSource::Gguf(t)) = file.tokenizer() else { panic!("a GGUF tokenizer") };
     assert_eq!((t.model().unwrap(), t.pre().unwrap()), ("gpt2", Some("smollm")));
     assert_eq!(t.tokens().unwrap().len(), 49152);
     assert_eq!(t.tokens().unwrap().next(), Some(&b"<|endoftext|>"[..]));
@@ -96,7 +96,7 @@ fn gemma3_is_read() {
     assert_eq!((q.ty, q.rows, q.cols, q.is_contiguous()), (WeightType::Q5_0, 1024, 640, true));
     assert_eq!(file.matrix(Role::Down, 0, 0).unwrap().ty, WeightType::Q6_K);
     assert_eq!(file.vector(Role::KNorm, 17).unwrap().len(), 256);
-    let TokenizerSource::Gguf(t) = file.tokenizer() else { panic!("a GGUF tokenizer") };
+    let Some(TokenizerSource::Gguf(t)) = file.tokenizer() else { panic!("a GGUF tokenizer") };
     assert_eq!(t.model().unwrap(), "llama");
     assert_eq!(t.tokens().unwrap().len(), 262_144);
     assert_eq!(t.scores().unwrap().unwrap().next(), Some(-1000.0));
@@ -124,4 +124,33 @@ fn qwen2_is_read() {
         assert_eq!(file.vector(Role::VBias, 1).unwrap().len(), 2 * d / heads);
         assert_eq!(file.matrix(Role::Output, 0, 0).unwrap().rows, 151_936);
     }
+}
+
+#[test]
+fn inspection_agrees_with_known_figures() {
+    // Bytes that a decoded token reads, in units of 100 kB, as counted when the peers were
+    // measured; parameters as their makers state them.
+    for (name, decode, parameters) in [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", 966, 134_515_008),
+        ("gemma-3-270m-q4_k_m.gguf", 2466, 268_098_176),
+        ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", 3919, 630_167_424),
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", 9801, 1_777_088_000),
+    ] {
+        let Some(path) = real_model(name) else { continue };
+        let file = ModelFile::open(&path).unwrap();
+        let facts = file.inspect();
+        assert_eq!((facts.decode_bytes + 50_000) / 100_000, decode, "{name}");
+        assert_eq!(facts.parameters, parameters, "{name}");
+        let total: u64 = facts.types.iter().map(|t| t.bytes).sum();
+        assert_eq!(total, facts.tensor_bytes);
+        assert!(facts.metadata.iter().all(|m| m.value.len() < 5000));
+        serde_json::to_string(&facts).unwrap();
+    }
+    let Some(path) = real_model("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
+    let file = ModelFile::open(&path).unwrap();
+    let kv = file.inspect().kv_bytes_per_token;
+    // 30 layers, 3 heads, keys and values of 64: 11520 values, 360 groups of 32.
+    assert_eq!((kv.f32, kv.f16, kv.int8), (46_080, 23_040, 11_520 + 720));
+    let estimate = file.memory_estimate(1024, dunlin_spec::KvType::F16);
+    assert_eq!(estimate.kv, 23_040 * 1024);
 }

@@ -101,14 +101,14 @@ impl Mapping {
     fn madvise(&self, advice: Advice, range: Range<usize>) -> io::Result<()> {
         let Some(flag) = advice_flag(advice) else { return Ok(()) };
         let page = page_size();
-        let end = range.end.min(self.len());
+        let (from, end) = (range.start.min(self.len()), range.end.min(self.len()));
         let (start, end) = match advice {
             // The last page belongs to the mapping alone, so the end may pass the file's.
             Advice::DontNeed if end == self.len() => {
-                (range.start.next_multiple_of(page), end.next_multiple_of(page))
+                (from.next_multiple_of(page), end.next_multiple_of(page))
             }
-            Advice::DontNeed => (range.start.next_multiple_of(page), end / page * page),
-            _ => (range.start / page * page, end.next_multiple_of(page)),
+            Advice::DontNeed => (from.next_multiple_of(page), end / page * page),
+            _ => (from / page * page, end.next_multiple_of(page)),
         };
         if start >= end {
             return Ok(());
@@ -268,7 +268,7 @@ mod tests {
     fn both_ways_of_mapping_read_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
-        let data: Vec<u8> = (0..3_000_017u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..3_000_017u32).map(|i| ((i * 7) >> 3) as u8).collect();
         std::fs::write(&path, &data).unwrap();
         let plain = Mapping::open(&path).unwrap();
         let huge = Mapping::open_huge_aligned(&path).unwrap();
@@ -279,9 +279,15 @@ mod tests {
         assert_eq!(huge.as_ptr().align_offset(HUGE_PAGE), 0);
         for map in [&plain, &huge] {
             for advice in ADVICE {
-                for range in
-                    [0..0, 0..data.len(), 5..4097, 4096..usize::MAX, 9..3, 5_000_000..6_000_000]
-                {
+                for range in [
+                    0..0,
+                    0..data.len(),
+                    5..4097,
+                    4096..usize::MAX,
+                    9..9,
+                    usize::MAX..usize::MAX,
+                    5_000_000..6_000_000,
+                ] {
                     let _ = map.advise(advice, range);
                 }
             }
