@@ -5,5 +5,6 @@
 //! scheduling.
 #![forbid(unsafe_code)]
 
+pub mod generate;
 mod math;
 pub mod sampler;
