@@ -223,7 +223,7 @@ impl ModelFile {
         let spec = self.spec();
         let (mut weights, mut bytes) = (0u64, 0u64);
         let mut experts: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
-        for (role, layer, _, placed) in self.places() {
+        for (role, layer, placed) in self.places() {
             let (n, b) = (placed.elements(), placed.bytes());
             match (role, layer) {
                 // A row of it, where it is not the head as well.

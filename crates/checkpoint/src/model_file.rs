@@ -122,6 +122,12 @@ impl ModelFile {
         &self.built.spec
     }
 
+    /// The shortest context whose spec differs from [`ModelFile::spec`], for models with a second
+    /// set of RoPE factors for long contexts.
+    pub fn long_context_from(&self) -> Option<usize> {
+        self.built.long_rope.as_ref().map(|two| two.original_context + 1)
+    }
+
     /// The spec for sequences of up to `context` tokens: LongRoPE's short factors where the
     /// context does not pass the original one. Chosen once for a run, since a choice by the
     /// current length would change the KV of tokens that are stored already.
@@ -155,10 +161,10 @@ impl ModelFile {
     }
 
     /// The name of a role's tensor in the file.
-    pub fn tensor_name(&self, role: Role, layer: usize, expert: usize) -> Option<&str> {
+    pub fn tensor_name(&self, role: Role, layer: usize, expert: usize) -> Option<String> {
         let layer = (!role.is_global()).then_some(layer);
         let expert = role.is_expert().then_some(expert);
-        Some(&self.places.get(role, layer, expert)?.tensor)
+        Some(self.places.get(role, layer, expert)?.tensor.clone())
     }
 
     /// The tokenizer's description; `None` for a folder without `tokenizer.json`.
@@ -193,9 +199,7 @@ impl ModelFile {
         self.files.container().tensors()
     }
 
-    pub(crate) fn places(
-        &self,
-    ) -> impl Iterator<Item = (Role, Option<usize>, Option<usize>, &Placed)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Role, Option<usize>, &Placed)> {
         self.places.iter()
     }
 

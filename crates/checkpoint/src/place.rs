@@ -1,6 +1,9 @@
 //! Finds every tensor that a spec needs, checks its shape, and notes where its rows are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use dunlin_spec::{FfnSpec, LayerSpec, ModelSpec, WeightType};
 
@@ -23,6 +26,8 @@ pub(crate) struct Placed {
     file: usize,
     offset: u64,
     bytes: u64,
+    /// How many of the kind follow each other in the file: the experts of a stack, or one.
+    stacked: u64,
     /// Added to every value of a vector.
     add: f32,
 }
@@ -53,11 +58,16 @@ impl Places {
                 let Some(shape) = role.layer_shape(spec.d_model, layer) else { continue };
                 match &layer.ffn {
                     FfnSpec::Moe(m) if role.is_expert() => {
+                        // Experts that are stacked in one tensor are placed by the first of them.
                         for e in 0..m.n_experts {
-                            finder.place(role, Some(l), Some(e), shape)?;
+                            if finder.place(role, Some(l), Some(e), shape)? > 1 {
+                                break;
+                            }
                         }
                     }
-                    _ => finder.place(role, Some(l), None, shape)?,
+                    _ => {
+                        finder.place(role, Some(l), None, shape)?;
+                    }
                 }
             }
         }
@@ -65,14 +75,28 @@ impl Places {
         Ok(finder.places)
     }
 
-    pub fn get(&self, role: Role, layer: Option<usize>, expert: Option<usize>) -> Option<&Placed> {
-        self.0.get(&(index(layer)?, role, index(expert)?))
+    pub fn get(
+        &self,
+        role: Role,
+        layer: Option<usize>,
+        expert: Option<usize>,
+    ) -> Option<Cow<'_, Placed>> {
+        let layer = index(layer)?;
+        if let Some(placed) = self.0.get(&(layer, role, index(expert)?)) {
+            return Some(Cow::Borrowed(placed));
+        }
+        let stack = self.0.get(&(layer, role, 0))?;
+        let expert = expert? as u64;
+        (expert < stack.stacked).then(|| {
+            let offset = stack.offset + expert * stack.bytes;
+            Cow::Owned(Placed { offset, stacked: 1, ..stack.clone() })
+        })
     }
 
-    /// Every place with its role, layer and expert: global roles last.
-    pub fn iter(&self) -> impl Iterator<Item = (Role, Option<usize>, Option<usize>, &Placed)> {
+    /// Every place with its role and layer: global roles last; a stack of experts as one.
+    pub fn iter(&self) -> impl Iterator<Item = (Role, Option<usize>, &Placed)> {
         let back = |i: u32| (i != NONE).then_some(i as usize);
-        self.0.iter().map(move |((l, role, e), placed)| (*role, back(*l), back(*e), placed))
+        self.0.iter().map(move |((l, role, _), placed)| (*role, back(*l), placed))
     }
 }
 
@@ -100,15 +124,18 @@ impl Placed {
         store.bytes(self.file, self.offset, self.bytes)
     }
 
+    /// Bytes, of all that are stacked.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes * self.stacked
     }
 
+    /// Values, of all that are stacked.
     pub fn elements(&self) -> u64 {
-        match self.shape {
+        let one = match self.shape {
             Shape::Vector(n) => n as u64,
             Shape::Matrix(rows, cols) => rows as u64 * cols as u64,
-        }
+        };
+        one * self.stacked
     }
 }
 
@@ -121,13 +148,14 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
+    /// Places a tensor; gives how many of the kind it holds.
     fn place(
         &mut self,
         role: Role,
         layer: Option<usize>,
         expert: Option<usize>,
         shape: Shape,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let (l, e) = (layer.unwrap_or(0), expert.unwrap_or(0));
         let rules = self.arch.tensors.iter().filter(|r| r.role == role);
         let mut names = Vec::new();
@@ -135,12 +163,13 @@ impl Finder<'_> {
             let name = rule.name(l, e);
             if let Some(desc) = self.store.tensor(&name) {
                 let spec = layer.map(|l| &self.spec.layers[l]);
-                let placed = self.placed(rule, &name, &desc, spec, e, shape)?;
+                let placed = self.placed(rule, &name, &desc, spec, shape)?;
                 self.used.insert(name);
+                let stacked = placed.stacked;
                 if let (Some(l), Some(e)) = (index(layer), index(expert)) {
                     self.places.0.insert((l, role, e), placed);
                 }
-                return Ok(());
+                return Ok(stacked);
             }
             names.push(name);
         }
@@ -156,12 +185,11 @@ impl Finder<'_> {
         name: &str,
         desc: &TensorDesc,
         layer: Option<&LayerSpec>,
-        expert: usize,
         shape: Shape,
     ) -> Result<Placed> {
         let bad = |problem: String| CheckpointError::BadTensor { name: name.into(), problem };
         // First row of the role's own, and the shape that the whole tensor must have.
-        let (first, whole) = stacked(rule, layer, expert, shape);
+        let (first, whole) = whole_shape(rule, layer, shape);
         if squeezed(&desc.shape()) != squeezed(&whole) {
             return Err(bad(format!("has shape {:?}; expected {:?}", desc.shape(), whole)));
         }
@@ -187,6 +215,7 @@ impl Finder<'_> {
             file: desc.file,
             offset: desc.offset + offset,
             bytes,
+            stacked: if rule.part == Part::ExpertStack { whole[0] as u64 } else { 1 },
             add: if rule.role.is_norm() { self.arch.norm_offset } else { 0.0 },
         })
     }
@@ -219,12 +248,7 @@ impl Finder<'_> {
 }
 
 /// The first row of a role within its tensor, and the shape of that tensor.
-fn stacked(
-    rule: &NameRule,
-    layer: Option<&LayerSpec>,
-    expert: usize,
-    shape: Shape,
-) -> (usize, Vec<usize>) {
+fn whole_shape(rule: &NameRule, layer: Option<&LayerSpec>, shape: Shape) -> (usize, Vec<usize>) {
     let (rows, cols) = match shape {
         Shape::Vector(n) => return (0, vec![n]),
         Shape::Matrix(rows, cols) => (rows, cols),
@@ -245,7 +269,7 @@ fn stacked(
                 FfnSpec::Moe(m) => m.n_experts,
                 FfnSpec::Gated { .. } => 1,
             };
-            (expert * rows, vec![n, rows, cols])
+            (0, vec![n, rows, cols])
         }
     }
 }

@@ -68,6 +68,8 @@ const KEYS: Keys = Keys {
         ("rope_scaling.mscale_all_dim", Must::BeOff),
         ("rope_parameters.mscale", Must::BeOff),
         ("rope_parameters.mscale_all_dim", Must::BeOff),
+        ("rope_scaling.short_mscale", Must::BeOff),
+        ("rope_scaling.long_mscale", Must::BeOff),
         ("rope_scaling.truncate", Must::BeOn),
         ("rope_parameters.truncate", Must::BeOn),
         ("num_nextn_predict_layers", Must::BeOff),
@@ -190,15 +192,12 @@ const BASE: Architecture = Architecture {
 };
 
 /// A window in every layer, where the file gives one.
-const WINDOW: WindowRule = WindowRule { key: "sliding_window", ..WindowRule::NONE };
+const WINDOW: WindowRule =
+    WindowRule { key: "sliding_window", types: "layer_types", ..WindowRule::NONE };
 
 /// Qwen files give a window and a switch that is off.
-const QWEN_WINDOW: WindowRule = WindowRule {
-    switch: "use_sliding_window",
-    types: "layer_types",
-    first: "max_window_layers",
-    ..WINDOW
-};
+const QWEN_WINDOW: WindowRule =
+    WindowRule { switch: "use_sliding_window", first: "max_window_layers", ..WINDOW };
 
 /// The rows.
 pub(super) static TABLE: [Architecture; 8] = [
@@ -246,7 +245,6 @@ pub(super) static TABLE: [Architecture; 8] = [
         window: WindowRule {
             required: true,
             pattern: "sliding_window_pattern|_sliding_window_pattern",
-            types: "layer_types",
             every: Some(6),
             ..WINDOW
         },
