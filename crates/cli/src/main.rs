@@ -9,6 +9,7 @@
 mod commands;
 mod flags;
 mod outcome;
+mod pull;
 
 use std::process::ExitCode;
 

@@ -31,4 +31,5 @@ macro_rules! commands {
 
 commands! {
     completions => Completions,
+    pull => Pull,
 }
