@@ -40,12 +40,25 @@ pub fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
     if is_broken_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    note!("dunlin: {error:#}");
+    note!("dunlin: {}", told(&error));
     if error.chain().any(|cause| cause.is::<Unusable>()) {
         ExitCode::from(2)
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// An error and its causes in one line; a cause that the error quotes is not told twice.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Whether the reader of standard output went away.

@@ -31,5 +31,6 @@ macro_rules! commands {
 
 commands! {
     completions => Completions,
+    inspect => Inspect,
     pull => Pull,
 }

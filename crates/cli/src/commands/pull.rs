@@ -1,7 +1,7 @@
 //! `dunlin pull`: fetch a model.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::outcome::unusable;
@@ -64,4 +64,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         writeln!(out, "{}", pulled.path.display())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the model is that a user names, or the default model where none is named; fetched first
+/// where it is missing.
+///
+/// # Errors
+/// Names that mean nothing, and models that cannot be fetched.
+pub fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let Some(path) = model else { return Ok(pull::ensure_default_model()?) };
+    if path.exists() {
+        return Ok(path.to_path_buf());
+    }
+    pull::resolve(&path.to_string_lossy()).map_err(|e| match e {
+        PullError::UnknownModel { .. }
+        | PullError::BadAddress { .. }
+        | PullError::Choose { .. } => unusable(e),
+        e => e.into(),
+    })
 }

