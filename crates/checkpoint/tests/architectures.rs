@@ -334,10 +334,10 @@ fn gemma3(config: Value) -> Case {
         .each_layer("self_attn.k_norm.weight", &[HEAD]);
     case.convert = |t| {
         // Here the name means what it says; and norms lose their offset.
-        if let Some(layer) = t.name.strip_suffix(".ffn_norm.weight") {
-            if t.data[0].to_bits() == first_post_attention(layer).to_bits() {
-                t.name = format!("{layer}.post_attention_norm.weight");
-            }
+        if let Some(layer) = t.name.strip_suffix(".ffn_norm.weight")
+            && t.data[0].to_bits() == first_post_attention(layer).to_bits()
+        {
+            t.name = format!("{layer}.post_attention_norm.weight");
         }
         if t.name.contains("norm") {
             t.data.iter_mut().for_each(|v| *v += 1.0);

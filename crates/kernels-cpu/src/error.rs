@@ -27,6 +27,20 @@ pub enum KernelError {
         /// The system's reason.
         reason: String,
     },
+    /// The system refused to start a thread.
+    #[error("{wanted} threads were asked for, and the system refused one: {problem}")]
+    Threads {
+        /// The team's size.
+        wanted: usize,
+        /// The system's reason.
+        problem: String,
+    },
+    /// Memory for a step's activations could not be had.
+    #[error("no memory for {bytes} bytes of a step's activations; use smaller steps")]
+    StepMemory {
+        /// The bytes asked for.
+        bytes: usize,
+    },
     /// Shapes that do not fit together.
     #[error("{what}: {problem}")]
     BadShape {

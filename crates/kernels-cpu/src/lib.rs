@@ -11,6 +11,10 @@ mod isa;
 pub mod matmul;
 pub mod pack;
 pub mod probe;
+pub mod attention;
+pub mod kv;
+pub mod pool;
+pub mod program;
 pub mod simd;
 
 pub use error::KernelError;

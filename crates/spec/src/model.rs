@@ -1,5 +1,7 @@
 //! The architecture of a decoder-only transformer, as data.
 
+use serde::{Deserialize, Serialize};
+
 /// Values of a spec that contradict each other or are out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
@@ -11,7 +13,7 @@ pub struct SpecError {
 }
 
 /// A decoder-only transformer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct ModelSpec {
     /// The architecture's name in the model file ("llama", "qwen2", "gemma3", ...): for messages
     /// only; no code may branch on it.
@@ -39,7 +41,7 @@ pub struct ModelSpec {
 }
 
 /// One transformer layer: `x += post(attn(norm(x))); x += post(ffn(norm(x)))`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct LayerSpec {
     /// Self-attention.
     pub attn: AttnSpec,
@@ -52,7 +54,7 @@ pub struct LayerSpec {
 }
 
 /// Grouped-query self-attention.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct AttnSpec {
     /// Query heads.
     pub n_heads: usize,
@@ -80,7 +82,7 @@ pub struct AttnSpec {
 
 /// Rotary position embedding. Feature pairs are `(i, i + dim/2)` ("NeoX" order); files that store
 /// interleaved pairs have their query and key rows permuted when they are read.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct RopeSpec {
     /// The base of the geometric frequencies.
     pub base: f64,
@@ -91,7 +93,7 @@ pub struct RopeSpec {
 }
 
 /// Changes of RoPE's frequencies for contexts longer than the pre-training's.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub enum RopeScaling {
     /// None.
     None,
@@ -135,7 +137,7 @@ pub enum RopeScaling {
 }
 
 /// A feed-forward network.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub enum FfnSpec {
     /// `down(act(gate(x)) * up(x))`.
     Gated {
@@ -150,7 +152,7 @@ pub enum FfnSpec {
 
 /// A mixture of experts: softmax over all router logits, the `n_used` best (ties: the lower index
 /// first), weights as `renormalize` says.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct MoeSpec {
     /// Experts in the layer.
     pub n_experts: usize,
@@ -165,7 +167,7 @@ pub struct MoeSpec {
 }
 
 /// The activation function of a gated feed-forward network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Serialize, Deserialize, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,

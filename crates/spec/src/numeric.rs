@@ -1,5 +1,7 @@
 //! Numeric settings that change a model's bits.
 
+use serde::{Deserialize, Serialize};
+
 use std::{fmt, str::FromStr};
 
 /// A setting's value that is not one of those it takes.
@@ -15,7 +17,7 @@ pub struct ParseSettingError {
 ///
 /// Each has a measured error against a float64 forward pass. Attention, norms and float weights
 /// always use f32 activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Serialize, Deserialize, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ActivationPrecision {
     /// 32-bit float: the reference.
     F32,
@@ -53,7 +55,7 @@ impl fmt::Display for ActivationPrecision {
 }
 
 /// How keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Serialize, Deserialize, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvType {
     /// 32-bit float: the reference.
     F32,

@@ -1,12 +1,14 @@
 //! How a weight tensor is stored.
 
+use serde::{Deserialize, Serialize};
+
 use std::fmt;
 
 /// The storage type of a weight tensor, as GGUF names them.
 ///
 /// A row of a tensor is a sequence of blocks of [`WeightType::block_len`] values, each of
 /// [`WeightType::block_bytes`] bytes; blocks never cross rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Serialize, Deserialize, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, non_camel_case_types, reason = "the names are the format's own")]
 pub enum WeightType {
     F32,

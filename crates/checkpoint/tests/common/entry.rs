@@ -82,7 +82,6 @@ fn unpack_folder(mut data: &[u8]) -> MemoryFolder {
 }
 
 /// A folder as a fuzzer's input.
-#[allow(dead_code, reason = "the fuzz targets only unpack")]
 pub fn pack_folder(folder: &MemoryFolder) -> Vec<u8> {
     let mut out = Vec::new();
     for name in HF_FILES {

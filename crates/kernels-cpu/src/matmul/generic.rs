@@ -71,6 +71,46 @@ pub(super) trait Dot: Copy {
     unsafe fn get(at: *const f32) -> Self::F;
     /// Asks for the cache line at `at`.
     unsafe fn prefetch(at: *const u8);
+
+    /// The order in which a tile's buffer holds the code groups of a part of a block.
+    #[inline(always)]
+    unsafe fn for_tile(codes: [Self::C; 8]) -> [Self::C; 8] {
+        codes
+    }
+
+    /// The exact sums of one block of a tile: two parts by `C` columns. `codes` are those of the
+    /// buffer, `[part][8][4 * ROWS]`.
+    #[inline(always)]
+    unsafe fn tile_sums<F: Format, const C: usize>(
+        codes: *const u8,
+        columns: &[ColumnBlock; C],
+    ) -> [[Self::Acc; C]; 2] {
+        // SAFETY: the caller's contract.
+        unsafe { tile_steps::<Self, F, C>(codes, columns) }
+    }
+}
+
+/// [`Dot::tile_sums`] by [`Dot::step`].
+#[inline(always)]
+pub(super) unsafe fn tile_steps<D: Dot, F: Format, const C: usize>(
+    codes: *const u8,
+    columns: &[ColumnBlock; C],
+) -> [[D::Acc; C]; 2] {
+    // SAFETY: the buffer holds the block, and the columns have it.
+    unsafe {
+        let start: [D::Acc; C] = std::array::from_fn(|c| D::start::<F>(columns[c].sums));
+        let mut sums = [start; 2];
+        for g in 0..8 {
+            let codes = [0, 8].map(|p| D::get_codes(codes.add((p + g) * 4 * D::ROWS)));
+            for c in 0..C {
+                let x = D::inputs(columns[c].q.add(4 * g));
+                for p in 0..2 {
+                    D::step::<F>(&mut sums[p][c], g, codes[p], x);
+                }
+            }
+        }
+        sums
+    }
 }
 
 /// One panel's planes.
@@ -115,11 +155,13 @@ pub(super) struct Terms<F> {
 
 /// A block of one int8 column.
 #[derive(Clone, Copy)]
-struct ColumnBlock {
-    q: *const i8,
+pub(super) struct ColumnBlock {
+    /// The inputs.
+    pub q: *const i8,
     d: *const f32,
     ds: *const f32,
-    sums: *const i16,
+    /// The sums of the inputs over both halves.
+    pub sums: *const i16,
 }
 
 impl ColumnBlock {
@@ -224,7 +266,7 @@ pub(super) unsafe fn int8<D: Dot, F: Format, const SPLIT: bool>(
     unsafe {
         if a.n >= D::TILE_FROM {
             match D::TILE_PARTS * D::ROWS {
-                32 => tiles::<D, F, SPLIT, 6>(product, panels, a, scratch),
+                8 | 32 => tiles::<D, F, SPLIT, 6>(product, panels, a, scratch),
                 _ => tiles::<D, F, SPLIT, 4>(product, panels, a, scratch),
             }
         } else {
@@ -394,7 +436,7 @@ impl<D: Dot> Tile<'_, D> {
                 let panel = self.product.w.panel(part / parts).as_ptr();
                 let planes = Planes::new(self.product.w.layout(), panel);
                 for (i, b) in self.blocks.clone().enumerate() {
-                    let codes = D::codes::<F>(&planes, b, part % parts);
+                    let codes = D::for_tile(D::codes::<F>(&planes, b, part % parts));
                     for (g, code) in codes.into_iter().enumerate() {
                         D::put_codes(self.codes_at(i, p, g), code);
                     }
@@ -455,17 +497,7 @@ impl<D: Dot> Tile<'_, D> {
         unsafe {
             let columns: [ColumnBlock; C] =
                 std::array::from_fn(|c| ColumnBlock::of(self.a, t + c, b));
-            let start: [D::Acc; C] = std::array::from_fn(|c| D::start::<F>(columns[c].sums));
-            let mut sums = [start; 2];
-            for g in 0..8 {
-                let codes = [0, 1].map(|p| D::get_codes(self.codes_at(i, p, g)));
-                for c in 0..C {
-                    let x = D::inputs(columns[c].q.add(4 * g));
-                    for p in 0..2 {
-                        D::step::<F>(&mut sums[p][c], g, codes[p], x);
-                    }
-                }
-            }
+            let sums = D::tile_sums::<F, C>(self.codes_at(i, 0, 0), &columns);
             for p in 0..2 {
                 let terms = &*self.terms.add(i * 2 + p);
                 for c in 0..C {

@@ -45,9 +45,11 @@ mod avx2;
 mod avx512;
 mod format;
 mod generic;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
-pub use acts::{FloatColumns, Int8Columns};
+pub use acts::{FloatColumns, Int8Columns, half_block_sum};
 
 use crate::isa::{CpuFeatures, Isa};
 use crate::pack::{PANEL_ROWS, PackedMatrix};
@@ -181,6 +183,8 @@ pub fn run_panels(
         Isa::Avx512 => unsafe { avx512::run(w, panels, columns, out, scratch) },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::run(cpu, w, panels, columns, out, scratch) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { neon::run(cpu, w, panels, columns, out, scratch) },
         _ => {
             let _ = scratch;
             scalar::run(w, panels, columns, out);

@@ -167,7 +167,7 @@ fn every_instruction_set_gives_the_reference_bits() {
     for ty in WeightType::ALL {
         for (rows, cols) in SHAPES {
             let m = random_matrix(ty, rows, cols, &mut random);
-            for n in [1, 2, 3, 4, 7, 8, 13, 26] {
+            for n in [1, 2, 3, 4, 7, 8, 10, 13, 26] {
                 let inputs = Inputs::random(n, cols, &mut random);
                 let mut modes = vec![Columns::Float(inputs.float())];
                 if quant::is_quantized(ty) {

@@ -17,10 +17,12 @@
 //! The layout is the same for every instruction set, so a pack made on one CPU serves another.
 //! Nothing is lost: packing is a permutation of the file's codes and scales.
 
+mod buffer;
 mod layout;
 mod read;
 mod write;
 
+pub use buffer::PackBuffer;
 pub use layout::{Codes, PackSpec, PackedLayout, Scales};
 pub use read::{BlockScales, MinTerm, PanelBlock};
 pub use write::pack_rows;

@@ -1,0 +1,381 @@
+//! A unit's rows against the keys and values of one segment, block by block and tile by tile.
+//!
+//! With few rows (decode) a block is converted in registers each time that it is read, and the
+//! next one is prefetched. With many it is converted once, into scratch. Either way each element
+//! of the result is the same chain of operations on the same numbers.
+
+use super::SEGMENT_TOKENS;
+use super::item::{Scratch, Work};
+use super::plan::Unit;
+use super::tiles::{
+    self, Keys, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
+};
+use crate::kv::{BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, KV_GROUP};
+use crate::simd::{LANES, Simd};
+use dunlin_spec::KvType;
+use std::ops::Range;
+
+/// Rows up to which blocks are converted in registers.
+const DIRECT_ROWS: usize = 8;
+
+/// Positions of a segment, relative to its start, from the first up to but not the last.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) start: u32,
+    pub(super) end: u32,
+}
+
+impl Span {
+    #[inline(always)]
+    pub(super) fn range(self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
+
+    /// The part in a block, relative to the block's start; empty ones keep their place, below or
+    /// above.
+    #[inline(always)]
+    fn in_block(self, block: usize) -> Range<usize> {
+        let start = block * BLOCK_TOKENS;
+        let clip = |t: u32| (t as usize).saturating_sub(start).min(BLOCK_TOKENS);
+        clip(self.start)..clip(self.end)
+    }
+}
+
+/// Calls a kernel with its type parameter for the pool's type of KV.
+macro_rules! with_codec {
+    ($kv_type:expr, |$codec:ident| $body:expr) => {
+        match $kv_type {
+            KvType::F32 => {
+                type $codec = F32Codec;
+                $body
+            }
+            KvType::F16 => {
+                type $codec = F16Codec;
+                $body
+            }
+            KvType::Int8 => {
+                type $codec = Int8Codec;
+                $body
+            }
+        }
+    };
+}
+
+/// Calls a kernel with a constant for the number of rows, one of those listed.
+macro_rules! with_rows {
+    ($rows:expr, |$mr:ident| $body:expr; $($n:literal if $when:expr),*) => {
+        match $rows {
+            $($n if $when => {
+                const $mr: usize = $n;
+                $body
+            })*
+            _ => {
+                const $mr: usize = 1;
+                $body
+            }
+        }
+    };
+}
+
+/// Whether a unit of so many rows converts blocks in registers.
+#[inline(always)]
+fn is_direct(rows: usize) -> bool {
+    rows <= DIRECT_ROWS
+}
+
+/// The rows of the next tile of a unit of `rows`, of which `left` are left. [`segment_scores`] and
+/// [`segment_outputs`] have kernels for these sizes and no others.
+#[inline(always)]
+pub(super) fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
+    match left {
+        _ if !S::TILED => 1,
+        0..=3 => left,
+        4 if is_direct(rows) => 4,
+        5 | 6 if is_direct(rows) => 3,
+        _ if is_direct(rows) => 4,
+        12.. if S::WIDE => 12,
+        6.. => 6,
+        4 => 2,
+        _ => 3,
+    }
+}
+
+/// A unit in one segment.
+#[derive(Clone, Copy)]
+pub(super) struct Segment<'a> {
+    work: &'a Work<'a>,
+    /// The segment's part of the unit's block table.
+    table: &'a [u32],
+    kv_head: usize,
+    rows: usize,
+    /// Blocks of the segment that any row sees.
+    first_block: usize,
+    last_block: usize,
+}
+
+impl<'a> Segment<'a> {
+    /// The spans of the rows must be in scratch.
+    #[inline(always)]
+    pub(super) unsafe fn new(work: &'a Work<'a>, unit: &Unit, rows: usize, segment: usize) -> Self {
+        let table = &work.plan.tables[unit.table + segment * (SEGMENT_TOKENS / BLOCK_TOKENS)..];
+        // SAFETY: the spans are there. Both of their ends ascend with the rows.
+        let (first, last) = unsafe { (*work.scratch.spans, *work.scratch.spans.add(rows - 1)) };
+        Segment {
+            work,
+            table,
+            kv_head: unit.kv_head,
+            rows,
+            first_block: first.start as usize / BLOCK_TOKENS,
+            last_block: (last.end as usize).div_ceil(BLOCK_TOKENS).saturating_sub(1),
+        }
+    }
+
+    #[inline(always)]
+    fn scratch(&self) -> &Scratch {
+        &self.work.scratch
+    }
+
+    #[inline(always)]
+    unsafe fn span(&self, row: usize) -> Span {
+        debug_assert!(row < self.rows);
+        // SAFETY: the caller's: spans of all rows are there.
+        unsafe { self.scratch().spans.add(row).read() }
+    }
+
+    #[inline(always)]
+    fn head(&self, block: usize) -> HeadPtr {
+        self.work.pool.head(self.work.layer, self.table[block] as usize, self.kv_head)
+    }
+
+    /// The distance in bytes from a block's keys to those of the next, or to the first values.
+    #[inline(always)]
+    fn ahead_of_keys(&self, block: usize) -> isize {
+        let next = if block < self.last_block {
+            self.head(block + 1).k
+        } else {
+            self.head(self.first_block).v
+        };
+        (next as isize).wrapping_sub(self.head(block).k as isize)
+    }
+
+    /// The distance in bytes from a block's values to those of the next.
+    #[inline(always)]
+    fn ahead_of_values(&self, block: usize) -> isize {
+        let next = self.head((block + 1).min(self.last_block)).v;
+        (next as isize).wrapping_sub(self.head(block).v as isize)
+    }
+}
+
+/// The scores of all rows against the positions that they see. (Others may be written too; what
+/// they hold means nothing.)
+///
+/// # Safety
+/// The work's parts fit together; the unit's queries are in scratch.
+#[inline(always)]
+pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
+    let features = x.work.plan.shape.head_dim;
+    let kv_type = x.work.pool.kv_type();
+    let scratch = x.scratch();
+    for block in x.first_block..=x.last_block {
+        let head = x.head(block);
+        let mut keys = Keys { at: head.k, scales: head.k_scales, ahead: 0 };
+        // SAFETY: the caller's; the table's blocks exist.
+        unsafe {
+            if is_direct(x.rows) {
+                keys.ahead = x.ahead_of_keys(block);
+            } else if kv_type != KvType::F32 {
+                with_codec!(kv_type, |C| convert_keys::<S, C>(s, keys, features, scratch.keys));
+                keys.at = scratch.keys.cast();
+            }
+            let mut row = 0;
+            while row < x.rows {
+                let n = tile_rows::<S>(x.rows, x.rows - row);
+                let first = x.span(row).in_block(block);
+                let last = x.span(row + n - 1).in_block(block);
+                let span = first.start / LANES * LANES..last.end;
+                if !span.is_empty() {
+                    let q = scratch.q.add(row * features).cast_const();
+                    let out = scratch.scores.add(row * SCORE_STRIDE + block * BLOCK_TOKENS);
+                    if is_direct(x.rows) {
+                        with_codec!(kv_type, |C| with_rows!(n, |MR| {
+                            block_scores::<S, C, MR, true>(s, q, keys, features, span, out)
+                        }; 4 if S::TILED, 3 if S::TILED, 2 if S::TILED));
+                    } else {
+                        with_rows!(n, |MR| {
+                            block_scores::<S, F32Codec, MR, false>(s, q, keys, features, span, out)
+                        }; 12 if S::WIDE, 6 if S::TILED, 3 if S::TILED, 2 if S::TILED);
+                    }
+                }
+                keys.ahead = 0;
+                row += n;
+            }
+        }
+    }
+}
+
+/// The scores of one tile against the vectors of a block that hold `span`.
+#[inline(always)]
+unsafe fn block_scores<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
+    s: S,
+    q: *const f32,
+    keys: Keys,
+    features: usize,
+    span: Range<usize>,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        if S::WIDE || (S::TILED && MR <= 3) {
+            tiles::scores::<S, C, MR, 2, AHEAD>(s, q, keys, features, out);
+        } else {
+            for lane in span.step_by(LANES) {
+                let at = keys.at.add(lane * C::BYTES);
+                let keys = Keys { at, scales: keys.scales.wrapping_add(lane), ..keys };
+                tiles::scores::<S, C, MR, 1, AHEAD>(s, q, keys, features, out.add(lane));
+            }
+        }
+    }
+}
+
+/// Adds the segment's values to the outputs of all rows, each value of a position that the row
+/// sees times its weight, and nothing else.
+///
+/// # Safety
+/// As [`segment_scores`]; the scores have become weights.
+#[inline(always)]
+pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
+    let stride = x.work.layer.v_stride;
+    let features = x.work.plan.shape.v_head_dim;
+    let kv_type = x.work.pool.kv_type();
+    let scratch = x.scratch();
+    for block in x.first_block..=x.last_block {
+        let head = x.head(block);
+        let row_bytes = stride * x.work.layer.value_bytes;
+        let mut values = Values { at: head.v, row_bytes, scales: scratch.scales, ahead: 0 };
+        // SAFETY: the caller's; the table's blocks exist.
+        unsafe {
+            if kv_type == KvType::Int8 {
+                convert_scales(s, head.v_scales, features.div_ceil(KV_GROUP), scratch.scales);
+            }
+            if is_direct(x.rows) {
+                values.ahead = x.ahead_of_values(block);
+                with_codec!(kv_type, |C| block_outputs::<S, C, true>(s, x, block, values));
+                continue;
+            }
+            if kv_type != KvType::F32 {
+                let (tokens, out) = (x.span(x.rows - 1).in_block(block).end, scratch.values);
+                with_codec!(kv_type, |C| {
+                    convert_values::<S, C>(s, values, tokens, stride / LANES, out)
+                });
+                (values.at, values.row_bytes) = (out.cast(), stride * 4);
+            }
+            block_outputs::<S, F32Codec, false>(s, x, block, values);
+        }
+    }
+}
+
+/// Adds a block's values to the outputs of all rows, tile by tile: together over the positions that
+/// all rows of a tile see, alone where they differ.
+#[inline(always)]
+unsafe fn block_outputs<S: Simd, C: Codec, const DIRECT: bool>(
+    s: S,
+    x: Segment<'_>,
+    block: usize,
+    mut values: Values,
+) {
+    let stride = x.work.layer.v_stride;
+    let mut row = 0;
+    while row < x.rows {
+        let n = tile_rows::<S>(x.rows, x.rows - row);
+        // SAFETY: the caller's.
+        unsafe {
+            let first = x.span(row).in_block(block);
+            let last = x.span(row + n - 1).in_block(block);
+            // Both ends ascend with the rows.
+            let common = last.start..first.end.max(last.start);
+            let p = x.scratch().scores.add(row * SCORE_STRIDE + block * BLOCK_TOKENS).cast_const();
+            let o = x.scratch().outputs.add(row * stride);
+            for phase in [Phase::Before, Phase::Common, Phase::After] {
+                let from = match phase {
+                    Phase::Before if first.start < common.start => 0..common.start,
+                    Phase::After if last.end > common.end => common.end..BLOCK_TOKENS,
+                    Phase::Common => {
+                        let span = common.clone();
+                        if DIRECT {
+                            with_rows!(n, |MR| {
+                                add_values::<S, C, MR, true>(s, p, values, span, o, stride)
+                            }; 4 if S::TILED, 3 if S::TILED, 2 if S::TILED);
+                        } else {
+                            with_rows!(n, |MR| {
+                                add_values::<S, C, MR, false>(s, p, values, span, o, stride)
+                            }; 12 if S::WIDE, 6 if S::TILED, 3 if S::TILED, 2 if S::TILED);
+                        }
+                        continue;
+                    }
+                    _ => continue,
+                };
+                for r in 0..n {
+                    let seen = x.span(row + r).in_block(block);
+                    let span = seen.start.max(from.start)..seen.end.min(from.end);
+                    let (p, o) = (p.add(r * SCORE_STRIDE), o.add(r * stride));
+                    add_values::<S, C, 1, false>(s, p, values, span, o, stride);
+                }
+            }
+        }
+        values.ahead = 0;
+        row += n;
+    }
+}
+
+/// The positions of a block that only some rows of a tile see, and those that all see.
+#[derive(Clone, Copy)]
+enum Phase {
+    Before,
+    Common,
+    After,
+}
+
+/// Adds the values of a block's tokens `span` to the outputs of `MR` rows.
+#[inline(always)]
+unsafe fn add_values<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
+    s: S,
+    p: *const f32,
+    values: Values,
+    span: Range<usize>,
+    o: *mut f32,
+    stride: usize,
+) {
+    if span.is_empty() {
+        return;
+    }
+    let vectors = stride / LANES;
+    let mut vector = 0;
+    // SAFETY: the caller's.
+    unsafe {
+        let p = p.add(span.start);
+        let n = span.len();
+        macro_rules! step {
+            ($nv:literal) => {
+                while vector + $nv <= vectors {
+                    let feature = vector * LANES;
+                    let group = feature / KV_GROUP * BLOCK_TOKENS;
+                    let values = Values {
+                        at: values.at.add(span.start * values.row_bytes + feature * C::BYTES),
+                        scales: values.scales.wrapping_add(group + span.start),
+                        ..values
+                    };
+                    tiles::weighted::<S, C, MR, $nv, AHEAD>(
+                        s, p, values, n, o.add(feature), stride,
+                    );
+                    vector += $nv;
+                }
+            };
+        }
+        if S::TILED && (MR == 1 || (S::WIDE && MR <= 6)) {
+            step!(4);
+        } else if S::TILED && (MR <= 3 || S::WIDE) {
+            step!(2);
+        }
+        step!(1);
+    }
+}

@@ -1,0 +1,234 @@
+//! Writing keys and values in their stored form, and reading them back.
+//!
+//! int8: for each token and each group of features, `d = amax / 127` is rounded to a half float of
+//! 256 d (at most 65504, so larger values saturate), then `q = round(x / d)` as `x * (1 / d)` in
+//! f32, ties to even, clamped to +-127. A group with an infinity or a NaN gets a NaN scale.
+
+use super::{BLOCK_TOKENS, HeadPtr, KV_GROUP, KvPool, LayerLayout, SCALE_UNIT};
+use crate::CpuFeatures;
+use crate::simd::{LANES, Simd, f16_from_f32, f16_to_f32, simd_dispatch};
+use dunlin_spec::KvType;
+
+/// Keys and values of `n` consecutive tokens, each a row of all heads.
+#[derive(Debug, Clone, Copy)]
+pub struct KvRows<'a> {
+    /// Keys: token `t` has `n_kv_heads * head_dim` values from `t * k_stride`.
+    pub k: &'a [f32],
+    /// Values between the keys of two tokens.
+    pub k_stride: usize,
+    /// Values: token `t` has `n_kv_heads * v_head_dim` values from `t * v_stride`.
+    pub v: &'a [f32],
+    /// Values between the values of two tokens.
+    pub v_stride: usize,
+    /// Tokens.
+    pub n: usize,
+}
+
+impl KvPool {
+    /// Stores consecutive tokens in lanes `first_lane ..` of a block of a layer. Threads may store
+    /// different lanes at once.
+    ///
+    /// # Safety
+    /// While this runs, nothing else reads or writes these lanes of the block in this layer.
+    ///
+    /// # Panics
+    /// Where the layer, block or a lane does not exist or the rows do not hold what they say.
+    pub unsafe fn store_rows(
+        &self,
+        cpu: CpuFeatures,
+        layer: usize,
+        block: u32,
+        first_lane: usize,
+        rows: KvRows<'_>,
+    ) {
+        let multipliers = self.key_multipliers(layer);
+        let (layer, block) = (self.layer(layer), block as usize);
+        let g = layer.geometry;
+        assert!(block < self.n_blocks(), "block {block} of {}", self.n_blocks());
+        assert!(first_lane + rows.n <= BLOCK_TOKENS, "lanes past the block's end");
+        if rows.n == 0 {
+            return;
+        }
+        let fits = |len: usize, stride: usize, width: usize| {
+            width <= len && (rows.n - 1).checked_mul(stride).is_some_and(|at| at <= len - width)
+        };
+        assert!(fits(rows.k.len(), rows.k_stride, g.n_kv_heads * g.head_dim), "keys too short");
+        assert!(fits(rows.v.len(), rows.v_stride, g.n_kv_heads * g.v_head_dim), "values too short");
+        for head in 0..g.n_kv_heads {
+            let to = self.head(layer, block, head);
+            let k = &rows.k[head * g.head_dim..];
+            let m = multipliers.map(|m| &m[head * g.head_dim..(head + 1) * g.head_dim]);
+            let v = &rows.v[head * g.v_head_dim..];
+            for t in 0..rows.n {
+                let k = &k[t * rows.k_stride..][..g.head_dim];
+                let v = &v[t * rows.v_stride..][..g.v_head_dim];
+                // SAFETY: the head exists, the lane is the caller's alone.
+                unsafe { store_head(cpu, self.kv_type(), layer, to, first_lane + t, k, v, m) };
+            }
+        }
+    }
+}
+
+/// Stores one token's key and value of one head.
+///
+/// # Safety
+/// `to` is a head of this layout; nothing else touches lane `lane` of it.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
+unsafe fn store_head_kernel<S: Simd>(
+    s: S,
+    kv_type: KvType,
+    layer: &LayerLayout,
+    to: HeadPtr,
+    lane: usize,
+    k: &[f32],
+    v: &[f32],
+    multipliers: Option<&[f32]>,
+) {
+    // SAFETY: lanes of keys and rows of values lie within the head; the lane is the caller's.
+    unsafe {
+        match kv_type {
+            KvType::F32 => {
+                let column = to.k.cast::<f32>().add(lane);
+                for (d, x) in k.iter().enumerate() {
+                    column.add(d * BLOCK_TOKENS).write(*x);
+                }
+                let row = to.v.cast::<f32>().add(lane * layer.v_stride);
+                row.copy_from_nonoverlapping(v.as_ptr(), v.len());
+            }
+            KvType::F16 => {
+                let column = to.k.cast::<u16>().add(lane);
+                for (i, part) in k.chunks(LANES).enumerate() {
+                    let mut half = [0u16; LANES];
+                    s.store_f16_ptr(s.load_partial(part), half.as_mut_ptr());
+                    for (d, h) in half.iter().enumerate().take(part.len()) {
+                        column.add((i * LANES + d) * BLOCK_TOKENS).write(*h);
+                    }
+                }
+                let row = to.v.cast::<u16>().add(lane * layer.v_stride);
+                for (i, part) in v.chunks(LANES).enumerate() {
+                    // Rows are padded to whole vectors, so the last one may be written whole.
+                    s.store_f16_ptr(s.load_partial(part), row.add(i * LANES));
+                }
+            }
+            KvType::Int8 => {
+                let column = to.k.cast::<i8>().add(lane);
+                for (g, part) in k.chunks(KV_GROUP).enumerate() {
+                    let m = multipliers.map(|m| &m[g * KV_GROUP..g * KV_GROUP + part.len()]);
+                    let (scale, q) = quantize_group(s, part, m);
+                    to.k_scales.add(g * BLOCK_TOKENS + lane).write(scale);
+                    for (d, q) in q.iter().enumerate().take(part.len()) {
+                        column.add((g * KV_GROUP + d) * BLOCK_TOKENS).write(*q);
+                    }
+                }
+                let row = to.v.cast::<i8>().add(lane * layer.v_stride);
+                for (g, part) in v.chunks(KV_GROUP).enumerate() {
+                    let (scale, q) = quantize_group(s, part, None);
+                    to.v_scales.add(g * BLOCK_TOKENS + lane).write(scale);
+                    row.add(g * KV_GROUP).copy_from_nonoverlapping(q.as_ptr(), part.len());
+                }
+            }
+        }
+    }
+}
+
+simd_dispatch! {
+    #[allow(clippy::too_many_arguments, reason = "as the kernel")]
+    unsafe fn store_head(
+        kv_type: KvType,
+        layer: &LayerLayout,
+        to: HeadPtr,
+        lane: usize,
+        k: &[f32],
+        v: &[f32],
+        multipliers: Option<&[f32]>,
+    ) = store_head_kernel;
+}
+
+const _: () = assert!(KV_GROUP.is_multiple_of(LANES));
+
+/// The stored scale and the values of one group, divided by `divisors` first.
+#[inline(always)]
+fn quantize_group<S: Simd>(s: S, x: &[f32], divisors: Option<&[f32]>) -> (u16, [i8; KV_GROUP]) {
+    const PARTS: usize = KV_GROUP / LANES;
+    let mut parts = [s.splat(0.0); PARTS];
+    let mut top = s.i32_splat(0);
+    for (i, part) in x.chunks(LANES).enumerate() {
+        parts[i] = s.load_partial(part);
+        if let Some(d) = divisors {
+            // By powers of two: exact. Lanes past the end are 0 / 0, so they are cleared.
+            let divided = s.div(parts[i], s.load_partial(&d[i * LANES..][..part.len()]));
+            parts[i] = s.select(s.first_lanes(part.len()), divided, s.splat(0.0));
+        }
+        top = s.i32_max(top, s.to_bits(s.abs(parts[i])));
+    }
+    let amax = f32::from_bits(s.i32_max_lane(top) as u32);
+    let mut q = [0i8; KV_GROUP];
+    if !amax.is_finite() {
+        return (f16_from_f32(f32::NAN), q);
+    }
+    let scale = f16_from_f32((amax / 127.0 / SCALE_UNIT).min(65504.0));
+    let d = f16_to_f32(scale) * SCALE_UNIT;
+    if d > 0.0 {
+        let inv = s.splat(1.0 / d);
+        for (i, part) in parts.iter().enumerate() {
+            let v = s.mul(*part, inv);
+            let v = s.max(s.min(v, s.splat(127.0)), s.splat(-127.0));
+            // SAFETY: part `i` of the array has 16 bytes.
+            unsafe { s.store_i8_ptr(s.round_i32(v), q.as_mut_ptr().add(i * LANES)) };
+        }
+    }
+    (scale, q)
+}
+
+/// Reads one token's keys and values as f32.
+pub(super) fn export(
+    pool: &KvPool,
+    layer: usize,
+    block: usize,
+    lane: usize,
+    k: &mut [f32],
+    v: &mut [f32],
+) {
+    let multipliers = pool.key_multipliers(layer);
+    let layer = pool.layer(layer);
+    let g = layer.geometry;
+    assert!(block < pool.n_blocks() && lane < BLOCK_TOKENS);
+    assert_eq!(k.len(), g.n_kv_heads * g.head_dim);
+    assert_eq!(v.len(), g.n_kv_heads * g.v_head_dim);
+    for head in 0..g.n_kv_heads {
+        let from = pool.head(layer, block, head);
+        for d in 0..g.head_dim {
+            let i = head * g.head_dim + d;
+            let m = multipliers.map_or(1.0, |m| m[i]);
+            let scale = (d / KV_GROUP) * BLOCK_TOKENS + lane;
+            // SAFETY: feature `d` of lane `lane` lies within the head, and so does its scale.
+            k[i] = m * unsafe { read(pool.kv_type(), from.k, d * BLOCK_TOKENS + lane, from.k_scales, scale) };
+        }
+        for d in 0..g.v_head_dim {
+            let at = lane * layer.v_stride + d;
+            let scale = (d / KV_GROUP) * BLOCK_TOKENS + lane;
+            // SAFETY: as above.
+            v[head * g.v_head_dim + d] =
+                unsafe { read(pool.kv_type(), from.v, at, from.v_scales, scale) };
+        }
+    }
+}
+
+/// Value `i` of an array of stored values, times scale `j` where it has scales.
+///
+/// # Safety
+/// Both lie within their arrays.
+unsafe fn read(kv_type: KvType, x: *const u8, i: usize, scales: *const u16, j: usize) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        match kv_type {
+            KvType::F32 => x.cast::<f32>().add(i).read(),
+            KvType::F16 => f16_to_f32(x.cast::<u16>().add(i).read()),
+            KvType::Int8 => {
+                let scale = f16_to_f32(scales.add(j).read()) * SCALE_UNIT;
+                f32::from(x.cast::<i8>().add(i).read()) * scale
+            }
+        }
+    }
+}

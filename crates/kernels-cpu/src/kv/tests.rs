@@ -1,0 +1,211 @@
+//! Storage: what is written is what is read, in every type, whatever stood there before.
+
+use super::*;
+use crate::Isa;
+
+const SEED: u64 = 7;
+
+fn random(n: usize, salt: u64) -> Vec<f32> {
+    let mut state = SEED ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..n).map(|_| next() + next() + next()).collect()
+}
+
+const GEOMETRY: [KvGeometry; 3] = [
+    KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64 },
+    KvGeometry { n_kv_heads: 1, head_dim: 80, v_head_dim: 72 },
+    KvGeometry { n_kv_heads: 2, head_dim: 6, v_head_dim: 17 },
+];
+
+const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Int8];
+
+fn pool(kv_type: KvType, n_blocks: usize) -> KvPool {
+    println!("seed {SEED}");
+    let mut pool = KvPool::new(&GEOMETRY, kv_type, n_blocks).unwrap();
+    // NaN in every type that has them.
+    pool.fill(0xff);
+    pool
+}
+
+fn token(layer: usize, salt: u64) -> (Vec<f32>, Vec<f32>) {
+    let g = GEOMETRY[layer];
+    (random(g.n_kv_heads * g.head_dim, salt), random(g.n_kv_heads * g.v_head_dim, salt + 1000))
+}
+
+fn read(pool: &KvPool, layer: usize, block: u32, lane: usize) -> (Vec<f32>, Vec<f32>) {
+    let g = GEOMETRY[layer];
+    let mut k = vec![0.0; g.n_kv_heads * g.head_dim];
+    let mut v = vec![0.0; g.n_kv_heads * g.v_head_dim];
+    pool.export(layer, block, lane, &mut k, &mut v);
+    (k, v)
+}
+
+#[test]
+fn tokens_are_read_back_within_the_types_error() {
+    for kv_type in TYPES {
+        for cpu in CpuFeatures::available() {
+            let mut pool = pool(kv_type, 4);
+            for layer in 0..3 {
+                for lane in [31, 0, 7] {
+                    let (k, v) = token(layer, lane as u64);
+                    pool.store(cpu, layer, 2, lane, &k, &v);
+                    let (k2, v2) = read(&pool, layer, 2, lane);
+                    for (x, y) in k.iter().chain(&v).zip(k2.iter().chain(&v2)) {
+                        let bound = match kv_type {
+                            KvType::F32 => 0.0,
+                            KvType::F16 => x.abs() / 2048.0 + 3e-8,
+                            // Half a step of a group whose largest magnitude is at most 1.5, and
+                            // the scale's own rounding.
+                            KvType::Int8 => 1.5 / 254.0 * 1.001,
+                        };
+                        assert!((x - y).abs() <= bound, "{kv_type}: {x} became {y}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_stored_form_is_the_same_on_every_instruction_set_and_batch() {
+    for kv_type in TYPES {
+        let scalar = CpuFeatures::for_isa(Isa::Scalar).unwrap();
+        let mut reference = pool(kv_type, 1);
+        for layer in 0..3 {
+            for lane in 3..20 {
+                let (k, v) = token(layer, lane as u64);
+                reference.store(scalar, layer, 0, lane, &k, &v);
+            }
+        }
+        for cpu in CpuFeatures::available() {
+            let pool = pool(kv_type, 1);
+            for layer in 0..3 {
+                let (k, v): (Vec<_>, Vec<_>) = (3..20).map(|lane| token(layer, lane)).unzip();
+                let (k_stride, v_stride) = (k[0].len(), v[0].len());
+                let (k, v) = (k.concat(), v.concat());
+                let rows = KvRows { k: &k, k_stride, v: &v, v_stride, n: 17 };
+                // SAFETY: this is the only thread.
+                unsafe { pool.store_rows(cpu, layer, 0, 3, rows) };
+                for lane in 3..20 {
+                    let (a, b) = (read(&pool, layer, 0, lane), read(&reference, layer, 0, lane));
+                    assert_eq!(a, b, "{kv_type} on {}", cpu.isa());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_exported_can_be_stored_again_unchanged() {
+    let cpu = CpuFeatures::best();
+    for kv_type in TYPES {
+        let mut a = pool(kv_type, 2);
+        let mut b = pool(kv_type, 2);
+        for size in [1e-4f32, 1.0, 200.0] {
+            for lane in 0..32 {
+                let (k, v) = token(0, lane as u64);
+                let scaled = |x: Vec<f32>| -> Vec<f32> { x.iter().map(|x| x * size).collect() };
+                a.store(cpu, 0, 1, lane, &scaled(k), &scaled(v));
+                let (k, v) = read(&a, 0, 1, lane);
+                b.store(cpu, 0, 0, lane, &k, &v);
+                assert_eq!(read(&b, 0, 0, lane), (k, v), "{kv_type}, size {size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn key_multipliers_even_out_channels_and_change_nothing_else() {
+    let cpu = CpuFeatures::best();
+    let g = KvGeometry { n_kv_heads: 1, head_dim: 64, v_head_dim: 16 };
+    let mut k = random(64, 1);
+    k[5] *= 256.0;
+    let v = random(16, 2);
+    let mut multipliers = vec![1.0; 64];
+    multipliers[5] = 256.0;
+    let error = |multipliers: Option<&[f32]>| {
+        let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
+        if let Some(m) = multipliers {
+            pool.set_key_multipliers(0, m).unwrap();
+        }
+        pool.store(cpu, 0, 0, 0, &k, &v);
+        let (mut k2, mut v2) = (vec![0.0; 64], vec![0.0; 16]);
+        pool.export(0, 0, 0, &mut k2, &mut v2);
+        let rest = |i: &usize| *i != 5;
+        (0..64).filter(rest).map(|i| (k[i] - k2[i]).abs()).fold(0.0, f32::max)
+    };
+    assert!(error(None) > 0.2);
+    assert!(error(Some(&multipliers)) < 0.007);
+    let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
+    assert!(pool.set_key_multipliers(0, &[3.0; 64]).is_err());
+    assert!(pool.set_key_multipliers(0, &[1.0; 63]).is_err());
+    assert!(pool.set_key_multipliers(1, &[1.0; 64]).is_err());
+}
+
+#[test]
+fn odd_values_do_not_reach_their_neighbours() {
+    let cpu = CpuFeatures::best();
+    let g = KvGeometry { n_kv_heads: 1, head_dim: 64, v_head_dim: 64 };
+    let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
+    let mut k = random(64, 3);
+    k[40] = f32::INFINITY;
+    let v = vec![1e30; 64];
+    pool.store(cpu, 0, 0, 4, &k, &v);
+    let (mut k2, mut v2) = (vec![0.0; 64], vec![0.0; 64]);
+    pool.export(0, 0, 4, &mut k2, &mut v2);
+    assert!(k2[40].is_nan() && k2[..KV_GROUP].iter().all(|x| x.is_finite()));
+    assert!(v2.iter().all(|x| *x > 30_000.0 && x.is_finite()), "too large a value saturates");
+}
+
+#[test]
+fn blocks_are_copied_up_to_a_token() {
+    let cpu = CpuFeatures::best();
+    for kv_type in TYPES {
+        let mut pool = pool(kv_type, 3);
+        for layer in 0..3 {
+            for lane in 0..32 {
+                let (k, v) = token(layer, lane as u64);
+                pool.store(cpu, layer, 0, lane, &k, &v);
+                let (k, v) = token(layer, lane as u64 + 500);
+                pool.store(cpu, layer, 2, lane, &k, &v);
+            }
+        }
+        pool.copy_block(0, 2, 13);
+        pool.copy_block(1, 1, 5);
+        for layer in 0..3 {
+            for lane in 0..32 {
+                let got = read(&pool, layer, 2, lane);
+                if lane < 13 {
+                    assert_eq!(got, read(&pool, layer, 0, lane));
+                } else {
+                    let mut other = KvPool::new(&GEOMETRY, kv_type, 1).unwrap();
+                    let (k, v) = token(layer, lane as u64 + 500);
+                    other.store(cpu, layer, 0, lane, &k, &v);
+                    assert_eq!(got, read(&other, layer, 0, lane));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_are_what_they_should_be_and_impossible_ones_are_refused() {
+    let g = [KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64 }; 30];
+    let per_token = |t| KvPool::bytes_per_block(&g, t).unwrap() as f64 / 32.0;
+    assert_eq!(per_token(KvType::F32), (30 * 3 * 128 * 4) as f64);
+    assert_eq!(per_token(KvType::F16), (30 * 3 * 128 * 2) as f64);
+    assert_eq!(per_token(KvType::Int8), (30 * 3 * (128 + 128 / KV_GROUP * 2)) as f64);
+    let none = [KvGeometry { n_kv_heads: 0, head_dim: 64, v_head_dim: 64 }];
+    assert!(KvPool::new(&none, KvType::F16, 1).is_err());
+    assert!(matches!(
+        KvPool::new(&g, KvType::F16, usize::MAX / 2),
+        Err(KernelError::KvMemory { .. })
+    ));
+    // More than any machine has: the system's refusal is an error, not an abort.
+    assert!(matches!(KvPool::new(&g, KvType::F16, 1 << 40), Err(KernelError::KvMemory { .. })));
+}

@@ -1,0 +1,54 @@
+//! Greedy continuation of token ids, with the time of prefill and decode:
+//! `greedy MODEL 504,3575,282 N [THREADS]`.
+use dunlin_model::{LoadOptions, load};
+use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use std::time::Instant;
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let ids: Vec<u32> = args[2].split(',').map(|t| t.parse().unwrap()).collect();
+    let n: usize = args[3].parse().unwrap();
+    let threads = args.get(4).map(|t| t.parse().unwrap());
+    let options = LoadOptions { threads, ..LoadOptions::default() };
+    let mut model = load(args[1].as_ref(), &options).unwrap();
+    eprintln!("load {:.1} ms, {:?} {:?}", model.load_ns as f64 / 1e6, model.pack, model.notes);
+    let blocks: Vec<u32> = (0..model.backend.block_count() as u32).collect();
+    let mut logits = Vec::new();
+    let profile = std::env::var_os("PROFILE").is_some();
+    model.backend.set_profile(profile);
+    let mut tokens = ids.clone();
+    let mut at = 0;
+    for turn in 0..n {
+        let start = Instant::now();
+        while at < tokens.len() {
+            let step = (tokens.len() - at).min(model.backend.max_step_tokens());
+            let input = SequenceInput {
+                tokens: &tokens[at..at + step],
+                first_position: at,
+                block_table: &blocks,
+                logits: LogitsWanted::Last,
+            };
+            model.backend.forward(&[input], &mut logits).unwrap();
+            at += step;
+        }
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        if turn < 3 || turn + 1 == n {
+            eprintln!("turn {turn}: {:.3} ms", start.elapsed().as_nanos() as f64 / 1e6);
+            if profile {
+                let (times, ops) = model.backend.times();
+                let mut sums = std::collections::BTreeMap::<String, (u64, usize)>::new();
+                for (t, op) in times.op_ns.iter().zip(ops) {
+                    let name = format!("{op:?}").split([' ', '{']).next().unwrap().to_owned();
+                    let e = sums.entry(name).or_default();
+                    e.0 += t;
+                    e.1 += 1;
+                }
+                for (name, (t, n)) in sums {
+                    eprintln!("   {name:12} {n:4} {:9.1} us", t as f64 / 1e3);
+                }
+            }
+        }
+        tokens.push(best as u32);
+    }
+    println!("{:?}", &tokens[ids.len()..]);
+}

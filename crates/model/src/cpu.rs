@@ -1,0 +1,201 @@
+//! The CPU backend: a pack, a program, a KV pool and the threads that run steps.
+
+use crate::pack::Pack;
+use crate::{LoadOptions, ModelError, assemble, weights};
+use dunlin_checkpoint::Role;
+use dunlin_kernels_cpu::kv::{BLOCK_TOKENS, KvPool};
+use dunlin_kernels_cpu::program::{Machine, Rows, StepTimes, Weights};
+use dunlin_kernels_cpu::{CpuFeatures, KernelError};
+use dunlin_spec::{FfnSpec, ModelSpec, WeightType};
+use dunlin_tensor::{Backend, BackendError, SequenceInput};
+use std::path::Path;
+
+/// A step holds as many tokens as keep its activations below this many bytes.
+const STEP_BYTES: usize = 20 << 20;
+/// The most new tokens of a step, however narrow the model.
+const STEP_TOKENS: usize = 512;
+
+/// A model on the CPU.
+pub struct CpuModel {
+    spec: ModelSpec,
+    pack: Pack,
+    vectors: Vec<Vec<f32>>,
+    kv: KvPool,
+    machine: Machine,
+    max_step_tokens: usize,
+    weight_bytes: u64,
+}
+
+impl CpuModel {
+    pub(crate) fn new(
+        path: &Path,
+        pack: Pack,
+        threads: usize,
+        options: &LoadOptions,
+    ) -> Result<Self, ModelError> {
+        let limit = pack.index.spec.context_length;
+        let context = options.context.unwrap_or(limit);
+        if context == 0 || context > limit {
+            return Err(ModelError::BadContext { path: path.to_path_buf(), context, limit });
+        }
+        let spec = pack.spec_for(context).clone();
+        let types: Vec<WeightType> = pack.index.matrices.iter().map(|m| m.ty).collect();
+        let program = assemble::assemble(&spec, &types, options.activations);
+        let cpu = match options.cpu {
+            Some(cpu) => cpu,
+            None => CpuFeatures::detect()?,
+        };
+        let blocks = options.kv_tokens.unwrap_or(context).div_ceil(BLOCK_TOKENS).max(1);
+        let kv = KvPool::for_model(&spec, options.kv_type, blocks)?;
+        let row_bytes: usize = program
+            .floats
+            .iter()
+            .filter(|(rows, _)| !matches!(rows, Rows::Wanted))
+            .map(|&(rows, width)| 4 * width * per_token(rows))
+            .chain(program.acts.iter().map(|&(rows, width, _)| 2 * width * per_token(rows)))
+            .sum();
+        let max_step_tokens = (STEP_BYTES / row_bytes.max(1)).clamp(32, STEP_TOKENS) / 32 * 32;
+        let weight_bytes = bytes_per_step(&spec, &pack);
+        let machine = Machine::new(cpu, threads, program)?;
+        let vectors = pack.vectors();
+        Ok(CpuModel { spec, pack, vectors, kv, machine, max_step_tokens, weight_bytes })
+    }
+
+    /// Threads that run steps.
+    pub fn threads(&self) -> usize {
+        self.machine.threads()
+    }
+
+    /// Turns the timing of single operations on or off.
+    pub fn set_profile(&mut self, on: bool) {
+        self.machine.set_profile(on);
+    }
+
+    /// Times of the last step, and the operations that they belong to.
+    pub fn times(&self) -> (&StepTimes, &[dunlin_kernels_cpu::program::Op]) {
+        (self.machine.times(), &self.machine.program().ops)
+    }
+
+    fn check(&self, batch: &[SequenceInput<'_>]) -> Result<(), BackendError> {
+        let tokens: usize = batch.iter().map(|s| s.tokens.len()).sum();
+        if tokens > self.max_step_tokens {
+            return Err(BackendError::OutOfMemory(format!(
+                "a step of {tokens} tokens; the most is {}",
+                self.max_step_tokens
+            )));
+        }
+        for (sequence, input) in batch.iter().enumerate() {
+            let bad = |problem| Err(BackendError::BadBlockTable { sequence, problem });
+            if input.tokens.is_empty() {
+                return bad("it has no new token".into());
+            }
+            let vocab_size = self.spec.vocab_size;
+            if let Some(&token) = input.tokens.iter().find(|&&t| t as usize >= vocab_size) {
+                return Err(BackendError::TokenOutOfRange { token, vocab_size });
+            }
+            let end = input.first_position.checked_add(input.tokens.len());
+            let need = end.map_or(usize::MAX, |end| end.div_ceil(BLOCK_TOKENS));
+            if input.block_table.len() < need {
+                return bad(format!("{need} blocks are needed, {} given", input.block_table.len()));
+            }
+            let count = self.kv.n_blocks();
+            if let Some(block) = input.block_table.iter().find(|&&b| b as usize >= count) {
+                return bad(format!("block {block} of {count}"));
+            }
+        }
+        self.check_written_blocks(batch)
+    }
+
+    /// Two sequences must not write one block, nor may one read what another writes.
+    fn check_written_blocks(&self, batch: &[SequenceInput<'_>]) -> Result<(), BackendError> {
+        let mut written: Vec<(u32, usize)> = Vec::new();
+        for (sequence, input) in batch.iter().enumerate() {
+            let first = input.first_position / BLOCK_TOKENS;
+            let end = (input.first_position + input.tokens.len()).div_ceil(BLOCK_TOKENS);
+            written.extend(input.block_table[first..end].iter().map(|&b| (b, sequence)));
+        }
+        written.sort_unstable();
+        for pair in written.windows(2) {
+            if pair[0].0 == pair[1].0 {
+                let problem = format!("block {} is written twice in one step", pair[0].0);
+                return Err(BackendError::BadBlockTable { sequence: pair[1].1, problem });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn per_token(rows: Rows) -> usize {
+    match rows {
+        Rows::Routed { per_token } => per_token,
+        Rows::Tokens | Rows::Wanted => 1,
+    }
+}
+
+/// Bytes of weights that a step of one token reads.
+fn bytes_per_step(spec: &ModelSpec, pack: &Pack) -> u64 {
+    let mut total = 0.0;
+    for (key, layout) in weights::matrices(spec).iter().zip(pack.layouts()) {
+        let share = match key.role {
+            Role::TokenEmbd if !spec.tied_head => 0.0,
+            Role::ExpertGate | Role::ExpertUp | Role::ExpertDown => {
+                match &spec.layers[key.layer].ffn {
+                    FfnSpec::Moe(moe) => moe.n_used as f64 / moe.n_experts as f64,
+                    FfnSpec::Gated { .. } => 1.0,
+                }
+            }
+            _ => 1.0,
+        };
+        total += share * layout.bytes() as f64;
+    }
+    total as u64
+}
+
+fn backend_error(error: KernelError) -> BackendError {
+    BackendError::OutOfMemory(error.to_string())
+}
+
+impl Backend for CpuModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn block_tokens(&self) -> usize {
+        BLOCK_TOKENS
+    }
+
+    fn block_count(&self) -> usize {
+        self.kv.n_blocks()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.kv.block_bytes()
+    }
+
+    fn max_step_tokens(&self) -> usize {
+        self.max_step_tokens
+    }
+
+    fn weight_bytes_per_step(&self) -> Option<u64> {
+        Some(self.weight_bytes)
+    }
+
+    fn forward(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.check(batch)?;
+        if batch.is_empty() {
+            logits.clear();
+            return Ok(());
+        }
+        let matrices = self.pack.matrices();
+        let weights = Weights { matrices: &matrices, vectors: &self.vectors };
+        self.machine.run(weights, &mut self.kv, batch, logits).map_err(backend_error)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
+        self.kv.copy_block(from, to, tokens);
+    }
+}
