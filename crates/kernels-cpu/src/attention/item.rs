@@ -135,8 +135,8 @@ unsafe fn keep_segment<S: Simd>(
         }
         let into = x.merged.add(row * stride);
         let so_far = x.merged_states.add(row);
-        let first = segment == first_segment
-            || span_of(work, unit, row, segment - 1).range().is_empty();
+        let first =
+            segment == first_segment || span_of(work, unit, row, segment - 1).range().is_empty();
         if first {
             into.copy_from_nonoverlapping(from, stride);
             so_far.write(state);
@@ -249,4 +249,3 @@ unsafe fn gather_queries<S: Simd>(s: S, work: &Work<'_>, unit: &Unit, rows: usiz
         row += n;
     }
 }
-

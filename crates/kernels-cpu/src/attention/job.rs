@@ -81,7 +81,8 @@ impl AttnScratch {
             at = unsafe { at.add(lines) };
             here.cast::<f32>()
         });
-        let [q, scores, keys, values, scales, outputs, merged, states, merged_states, spans] = parts;
+        let [q, scores, keys, values, scales, outputs, merged, states, merged_states, spans] =
+            parts;
         Scratch {
             q,
             scores,
@@ -231,7 +232,8 @@ impl<'a> AttnJob<'a> {
         let shape = plan.shape();
         let (q_stride, out_stride) =
             (shape.n_heads * shape.head_dim, shape.n_heads * shape.v_head_dim);
-        for (what, len, stride) in [("queries", q.len(), q_stride), ("outputs", out.len(), out_stride)]
+        for (what, len, stride) in
+            [("queries", q.len(), q_stride), ("outputs", out.len(), out_stride)]
         {
             if plan.rows().checked_mul(stride).is_none_or(|need| len < need) {
                 let problem = format!("{len} values where {} rows of {stride} belong", plan.rows());
@@ -282,7 +284,11 @@ impl<'a> AttnJob<'a> {
         let mut spins = 0u32;
         while self.done_items.load(Ordering::Acquire) < plan.items() {
             spins += 1;
-            if spins.is_multiple_of(1 << 12) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins.is_multiple_of(1 << 12) {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
         }
         loop {
             let i = self.next_merge.fetch_add(1, Ordering::Relaxed);

@@ -266,20 +266,20 @@ impl Plan {
         let costs: Vec<u64> = self.units.iter().map(|u| self.cost(u, &u.segments)).collect();
         let share = costs.iter().sum::<u64>() / (threads * ITEMS_PER_THREAD) as u64;
         let mut items = Vec::new();
-        for unit in 0..self.units.len() {
+        for (unit, &cost) in costs.iter().enumerate() {
             let Unit { segments, .. } = self.units[unit].clone();
             let rows = self.unit_rows(&self.units[unit]);
             self.max_unit_rows = self.max_unit_rows.max(rows);
             let room = segments.len() * rows * self.partial_stride();
-            let large = threads > 1 && costs[unit] > share && segments.len() > 1;
+            let large = threads > 1 && cost > share && segments.len() > 1;
             if !large || self.partials_len + room > PARTIALS_LIMIT {
-                items.push((costs[unit], Item { unit, segments }));
+                items.push((cost, Item { unit, segments }));
                 continue;
             }
             self.units[unit].partials = Some(self.partials_len);
             self.partials_len += room;
             self.merges.extend((0..rows).map(|row| (unit, row)));
-            let pieces = costs[unit].div_ceil(share.max(1)).min(segments.len() as u64) as usize;
+            let pieces = cost.div_ceil(share.max(1)).min(segments.len() as u64) as usize;
             let step = segments.len().div_ceil(pieces);
             for start in segments.clone().step_by(step) {
                 let segments = start..(start + step).min(segments.end);

@@ -356,7 +356,7 @@ unsafe fn add_values<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
         let n = span.len();
         macro_rules! step {
             ($nv:literal) => {
-                while vector + $nv <= vectors {
+                while vectors - vector >= $nv {
                     let feature = vector * LANES;
                     let group = feature / KV_GROUP * BLOCK_TOKENS;
                     let values = Values {
@@ -365,7 +365,12 @@ unsafe fn add_values<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
                         ..values
                     };
                     tiles::weighted::<S, C, MR, $nv, AHEAD>(
-                        s, p, values, n, o.add(feature), stride,
+                        s,
+                        p,
+                        values,
+                        n,
+                        o.add(feature),
+                        stride,
                     );
                     vector += $nv;
                 }

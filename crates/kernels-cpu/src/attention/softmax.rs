@@ -115,7 +115,13 @@ pub(super) unsafe fn merge<S: Simd>(
 /// # Safety
 /// `o` holds whole vectors that cover `out`.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(s: S, sum: f32, o: *const f32, out: *mut f32, features: usize) {
+pub(super) unsafe fn finish<S: Simd>(
+    s: S,
+    sum: f32,
+    o: *const f32,
+    out: *mut f32,
+    features: usize,
+) {
     let sum = s.splat(sum);
     let whole = features / LANES * LANES;
     // SAFETY: the caller's.

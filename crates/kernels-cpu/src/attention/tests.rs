@@ -171,7 +171,13 @@ fn reference(s: &Sequence, pool: &KvPool, table: &[u32], position: usize) -> Vec
 }
 
 /// Checks the outputs of some positions against f64. Values lie within +-2 (2.01 in int8).
-fn check_accuracy(s: &Sequence, pool: &KvPool, table: &[u32], positions: Range<usize>, out: &[f32]) {
+fn check_accuracy(
+    s: &Sequence,
+    pool: &KvPool,
+    table: &[u32],
+    positions: Range<usize>,
+    out: &[f32],
+) {
     let w = s.out_width();
     for (i, p) in positions.enumerate() {
         let want = reference(s, pool, table, p);
@@ -265,17 +271,19 @@ fn capped_scores() {
 /// Positions around segment borders, deep in a sequence, on every path.
 #[test]
 fn segments_are_merged_the_same_way_on_every_path() {
-    for (kv_type, window) in
-        [(KvType::F16, None), (KvType::Int8, None), (KvType::F32, Some(700)), (KvType::F16, Some(513))]
-    {
+    for (kv_type, window) in [
+        (KvType::F16, None),
+        (KvType::Int8, None),
+        (KvType::F32, Some(700)),
+        (KvType::F16, Some(513)),
+    ] {
         let shape = AttnShape { window, ..shape(2, 3, 64) };
         let s = Sequence::new(shape, 2100, 70);
         let table = Rng::new(71).shuffled(s.blocks());
         let mut pool = pool(&shape, kv_type, s.blocks());
         s.store(&mut pool, &table, 0..2100);
         for positions in [500..530, 1020..1030, 1500..1560, 2047..2050, 2095..2100] {
-            let want =
-                attend_alone(CpuFeatures::best(), &s, &pool, &table, positions.clone(), 1);
+            let want = attend_alone(CpuFeatures::best(), &s, &pool, &table, positions.clone(), 1);
             check_accuracy(&s, &pool, &table, positions.clone(), &want);
             for cpu in CpuFeatures::available() {
                 for threads in [1, 2, 5, 64] {
@@ -320,12 +328,15 @@ fn strangers_in_the_batch_change_nothing() {
         for i in [4, 0, 3, 6, 2, 5, 1] {
             let range = lengths[i].1..lengths[i].0;
             let n = range.len();
-            batch.push((i, AttnSequence {
-                first_row: row,
-                tokens: n,
-                first_position: range.start,
-                block_table: tables[i],
-            }));
+            batch.push((
+                i,
+                AttnSequence {
+                    first_row: row,
+                    tokens: n,
+                    first_position: range.start,
+                    block_table: tables[i],
+                },
+            ));
             q.extend_from_slice(sequences[i].queries(range));
             row += n;
         }
@@ -422,8 +433,7 @@ fn plans_cover_each_row_once_and_refuse_what_cannot_be() {
 fn jobs_refuse_short_tensors() {
     let shape = shape(1, 2, 64);
     let table = [0];
-    let batch =
-        [AttnSequence { first_row: 3, tokens: 2, first_position: 0, block_table: &table }];
+    let batch = [AttnSequence { first_row: 3, tokens: 2, first_position: 0, block_table: &table }];
     let plan = Plan::new(shape, &batch, 1).unwrap();
     let pool = pool(&shape, KvType::F16, 1);
     let (q, mut out) = (vec![0.0; 5 * 128], vec![0.0; 5 * 128]);

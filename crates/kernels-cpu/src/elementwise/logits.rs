@@ -60,7 +60,7 @@ fn log_sum_exp_kernel<S: Simd>(s: S, x: &[f32]) -> f32 {
     }
     let blocks = x.chunks(SUM_BLOCK).map(|b| b.chunks(LANES));
     let sum = sum_exp!(s, blocks, shift, |e, chunk| {});
-    math::ln_f32(sum) + shift
+    s.first_lane(math::ln(s, s.splat(sum))) + shift
 }
 
 #[inline(always)]

@@ -203,7 +203,9 @@ pub(super) fn export(
             let m = multipliers.map_or(1.0, |m| m[i]);
             let scale = (d / KV_GROUP) * BLOCK_TOKENS + lane;
             // SAFETY: feature `d` of lane `lane` lies within the head, and so does its scale.
-            k[i] = m * unsafe { read(pool.kv_type(), from.k, d * BLOCK_TOKENS + lane, from.k_scales, scale) };
+            k[i] = m * unsafe {
+                read(pool.kv_type(), from.k, d * BLOCK_TOKENS + lane, from.k_scales, scale)
+            };
         }
         for d in 0..g.v_head_dim {
             let at = lane * layer.v_stride + d;

@@ -20,7 +20,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(crate) mod neon;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
@@ -47,6 +47,9 @@ pub trait Simd: Copy {
     /// Whether there are 32 vector registers of a whole 16-lane vector each: kernels choose their
     /// tiles by it. It never changes a result.
     const WIDE: bool;
+
+    /// Whether kernels should hold tiles of several rows in registers. It never changes a result.
+    const TILED: bool = true;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F32;
@@ -133,6 +136,14 @@ pub trait Simd: Copy {
 
     /// Asks for the cache line at `at`, which need not be readable.
     fn prefetch(self, at: *const u8);
+
+    /// Lane 0.
+    #[inline(always)]
+    fn first_lane(self, a: Self::F32) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(a, &mut lanes);
+        lanes[0]
+    }
 
     /// `-a`.
     #[inline(always)]

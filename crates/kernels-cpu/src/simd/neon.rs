@@ -136,9 +136,7 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_ptr(self, x: *const f32) -> F {
         // SAFETY: the caller's.
-        unsafe {
-            F([vld1q_f32(x), vld1q_f32(x.add(4)), vld1q_f32(x.add(8)), vld1q_f32(x.add(12))])
-        }
+        unsafe { F([vld1q_f32(x), vld1q_f32(x.add(4)), vld1q_f32(x.add(8)), vld1q_f32(x.add(12))]) }
     }
     #[inline(always)]
     fn store(self, v: F, to: &mut [f32]) {

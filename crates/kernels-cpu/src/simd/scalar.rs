@@ -69,6 +69,7 @@ impl Simd for Scalar {
     type I32 = I;
     type Mask = [bool; LANES];
     const WIDE: bool = false;
+    const TILED: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
