@@ -1,9 +1,9 @@
 //! One work item from queries to outputs, and the merge of a row cut into several items.
 
 use super::plan::{Plan, Unit};
-use super::segment::{Segment, Span, segment_outputs, segment_scores, tile_rows};
+use super::segment::{Segment, Span, segment_outputs, segment_scores};
 use super::softmax::{RowState, finish, merge, softmax_row};
-use super::tiles::SCORE_STRIDE;
+use super::tiles::{QUERY_STRIDE, SCORE_STRIDE};
 use super::{SEGMENT_TOKENS, job::AttnTensors};
 use crate::kv::{KvPool, LayerLayout};
 use crate::simd::{LANES, Simd, simd_dispatch};
@@ -11,7 +11,7 @@ use crate::simd::{LANES, Simd, simd_dispatch};
 /// Pointers into a thread's scratch, for one unit. Shapes in values of f32, `R` the unit's rows.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    /// Scaled queries, for each tile of `MR` rows `[head_dim][MR]`.
+    /// Scaled queries, `[R][QUERY_STRIDE]`.
     pub(super) q: *mut f32,
     /// Scores and then weights, `[R][SCORE_STRIDE]`.
     pub(super) scores: *mut f32,
@@ -215,37 +215,34 @@ fn place(work: &Work<'_>, unit: &Unit, row: usize) -> (usize, usize) {
     (query.row, unit.kv_head * group + row % group)
 }
 
-/// Copies the unit's queries, scaled, into scratch, tile by tile.
+/// Copies the unit's queries, scaled, into scratch.
 #[inline(always)]
 unsafe fn gather_queries<S: Simd>(s: S, work: &Work<'_>, unit: &Unit, rows: usize) {
     let shape = &work.plan.shape;
     let d = shape.head_dim;
     let multipliers = work.multipliers.map(|m| &m[unit.kv_head * d..(unit.kv_head + 1) * d]);
     let scale = s.splat(shape.score_scale);
-    let mut row = 0;
-    while row < rows {
-        let n = tile_rows::<S>(rows, rows - row);
-        for r in 0..n {
-            let (query, head) = place(work, unit, row + r);
-            // SAFETY: the job has checked that the row and head exist in the queries; the tile
-            // lies within scratch.
-            unsafe {
-                let from = work.tensors.q.add(query * work.tensors.q_stride + head * d);
-                let from = std::slice::from_raw_parts(from, d);
-                let to = work.scratch.q.add(row * d + r);
-                for (i, part) in from.chunks(LANES).enumerate() {
-                    let mut v = s.load_partial(part);
-                    if let Some(m) = multipliers {
-                        v = s.mul(v, s.load_partial(&m[i * LANES..][..part.len()]));
-                    }
-                    let mut lanes = [0.0; LANES];
-                    s.store(s.mul(v, scale), &mut lanes);
-                    for (f, x) in lanes.iter().enumerate().take(part.len()) {
-                        to.add((i * LANES + f) * n).write(*x);
-                    }
+    for row in 0..rows {
+        let (query, head) = place(work, unit, row);
+        // SAFETY: the job has checked that the row and head exist in the queries; scratch has room
+        // for whole vectors.
+        unsafe {
+            let from = work.tensors.q.add(query * work.tensors.q_stride + head * d);
+            let to = work.scratch.q.add(row * QUERY_STRIDE);
+            for i in 0..d.div_ceil(LANES) {
+                let (from, left) = (from.add(i * LANES), d - i * LANES);
+                // The rows of another token are far away: ask for them early.
+                s.prefetch(from.wrapping_add(4 * work.tensors.q_stride).cast());
+                let mut v = if left >= LANES {
+                    s.load_ptr(from)
+                } else {
+                    s.load_partial(std::slice::from_raw_parts(from, left))
+                };
+                if let Some(m) = multipliers {
+                    v = s.mul(v, s.load_partial(&m[i * LANES..][..left.min(LANES)]));
                 }
+                s.store_ptr(s.mul(v, scale), to.add(i * LANES));
             }
         }
-        row += n;
     }
 }

@@ -5,7 +5,7 @@ use super::item::{Scratch, Work, run_item, run_merge};
 use super::plan::Plan;
 use super::segment::Span;
 use super::softmax::RowState;
-use super::tiles::SCORE_STRIDE;
+use super::tiles::{QUERY_STRIDE, SCORE_STRIDE};
 use crate::kv::{BLOCK_TOKENS, KV_GROUP, KvGeometry, KvPool};
 use crate::simd::LANES;
 use crate::{CpuFeatures, KernelError};
@@ -59,7 +59,7 @@ impl AttnScratch {
         let outputs = lines(rows * v_stride);
         let states = lines(rows * 2);
         [
-            lines(rows * shape.head_dim),
+            lines(rows * QUERY_STRIDE),
             lines(rows * SCORE_STRIDE),
             lines(shape.head_dim * BLOCK_TOKENS),
             lines(v_stride * BLOCK_TOKENS),

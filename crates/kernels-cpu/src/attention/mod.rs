@@ -38,6 +38,9 @@ use crate::kv::BLOCK_TOKENS;
 /// Positions of a segment, a whole number of blocks.
 pub const SEGMENT_TOKENS: usize = 512;
 
+/// The most features of a query or key head.
+pub const MAX_HEAD_DIM: usize = 512;
+
 const _: () = assert!(SEGMENT_TOKENS.is_multiple_of(BLOCK_TOKENS));
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! writes its result at once. A unit that is too large a share of all the work is cut into several
 //! items; each leaves the partial result of every segment, and **merges** fold those.
 
-use super::SEGMENT_TOKENS;
+use super::{MAX_HEAD_DIM, SEGMENT_TOKENS};
 use crate::KernelError;
 use crate::kv::BLOCK_TOKENS;
 use dunlin_spec::AttnSpec;
@@ -61,11 +61,15 @@ impl AttnShape {
         let dims = [self.n_heads, self.n_kv_heads, self.head_dim, self.v_head_dim];
         let fine = dims.iter().all(|&n| n > 0)
             && self.n_heads.is_multiple_of(self.n_kv_heads)
+            && self.head_dim <= MAX_HEAD_DIM
             && self.window != Some(0);
         if fine {
             return Ok(());
         }
-        Err(KernelError::BadShape { what: "attention", problem: format!("impossible: {self:?}") })
+        Err(KernelError::BadShape {
+            what: "attention",
+            problem: format!("impossible (heads have at most {MAX_HEAD_DIM} features): {self:?}"),
+        })
     }
 }
 

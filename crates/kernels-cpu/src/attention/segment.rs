@@ -8,7 +8,7 @@ use super::SEGMENT_TOKENS;
 use super::item::{Scratch, Work};
 use super::plan::Unit;
 use super::tiles::{
-    self, Keys, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
+    self, Keys, QUERY_STRIDE, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
 };
 use crate::kv::{BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, KV_GROUP};
 use crate::simd::{LANES, Simd};
@@ -84,9 +84,9 @@ fn is_direct(rows: usize) -> bool {
 }
 
 /// The rows of the next tile of a unit of `rows`, of which `left` are left. [`segment_scores`] and
-/// [`segment_outputs`] have kernels for these sizes and no others.
+/// [`block_outputs`] have kernels for these sizes and no others.
 #[inline(always)]
-pub(super) fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
+fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
     match left {
         _ if !S::TILED => 1,
         0..=3 => left,
@@ -194,7 +194,7 @@ pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
                 let last = x.span(row + n - 1).in_block(block);
                 let span = first.start / LANES * LANES..last.end;
                 if !span.is_empty() {
-                    let q = scratch.q.add(row * features).cast_const();
+                    let q = scratch.q.add(row * QUERY_STRIDE).cast_const();
                     let out = scratch.scores.add(row * SCORE_STRIDE + block * BLOCK_TOKENS);
                     if is_direct(x.rows) {
                         with_codec!(kv_type, |C| with_rows!(n, |MR| {

@@ -47,9 +47,9 @@ pub(super) unsafe fn softmax_row<S: Simd>(
         let shift = s.splat(max);
         let (mut sum0, mut sum1) = (s.splat(0.0), s.splat(0.0));
         for t in (start..end).step_by(BLOCK_TOKENS) {
-            // exp(-infinity) is zero: hidden lanes add nothing.
-            let p0 = math::exp(s, s.sub(s.load_ptr(row.add(t)), shift));
-            let p1 = math::exp(s, s.sub(s.load_ptr(row.add(t + LANES)), shift));
+            // The weight of -infinity is zero: hidden lanes add nothing.
+            let p0 = math::exp_weight(s, s.sub(s.load_ptr(row.add(t)), shift));
+            let p1 = math::exp_weight(s, s.sub(s.load_ptr(row.add(t + LANES)), shift));
             s.store_ptr(p0, row.add(t));
             s.store_ptr(p1, row.add(t + LANES));
             sum0 = s.add(sum0, p0);

@@ -427,6 +427,7 @@ fn plans_cover_each_row_once_and_refuse_what_cannot_be() {
     assert!(Plan::new(shape, &[sequence(0, usize::MAX, 1)], 1).is_err());
     assert!(Plan::new(AttnShape { n_kv_heads: 4, ..shape }, &[], 1).is_err());
     assert!(Plan::new(AttnShape { window: Some(0), ..shape }, &[], 1).is_err());
+    assert!(Plan::new(AttnShape { head_dim: MAX_HEAD_DIM + 1, ..shape }, &[], 1).is_err());
 }
 
 #[test]

@@ -9,6 +9,9 @@ use crate::simd::{LANES, Simd};
 /// the same cache sets.
 pub(super) const SCORE_STRIDE: usize = super::SEGMENT_TOKENS + LANES;
 
+/// Floats between two rows of queries: constant, so that a tile needs one pointer for all its rows.
+pub(super) const QUERY_STRIDE: usize = super::MAX_HEAD_DIM + LANES;
+
 /// Keys of one block for one KV head.
 #[derive(Clone, Copy)]
 pub(super) struct Keys {
@@ -32,10 +35,43 @@ pub(super) struct Values {
     pub(super) ahead: isize,
 }
 
-/// Scores of `MR` rows against `NV` vectors of 16 tokens: `out[r][t] = sum_d q[d][r] * k[d][t]`.
+/// `acc[r][j] += x[r] * y[j]`.
 ///
 /// # Safety
-/// `q` is `[features][MR]`; `keys` can be read from `at` (which may point into a row, at the first
+/// `x` has `MR` values, `stride` apart.
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    acc: &mut [[S::F32; NV]; MR],
+    x: *const f32,
+    stride: usize,
+    y: &[S::F32; NV],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        if !S::WIDE && NV > 1 && MR * NV >= 6 {
+            // Too few registers for all operands: one vector at a time, broadcasts made anew.
+            for (j, y) in y.iter().enumerate() {
+                let x = if j > 0 { s.opaque(x) } else { x };
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    acc[j] = s.fma(s.splat(*x.add(r * stride)), *y, acc[j]);
+                }
+            }
+        } else {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = s.splat(*x.add(r * stride));
+                for (acc, y) in acc.iter_mut().zip(y) {
+                    *acc = s.fma(x, *y, *acc);
+                }
+            }
+        }
+    }
+}
+
+/// Scores of `MR` rows against `NV` vectors of 16 tokens: `out[r][t] = sum_d q[r][d] * k[d][t]`.
+///
+/// # Safety
+/// `q` has `MR` rows of `features` [`QUERY_STRIDE`] apart; `keys` can be read from `at` (which may point into a row, at the first
 /// of the tokens); `out` has room for `NV` vectors in each of `MR` rows [`SCORE_STRIDE`] apart.
 #[inline(always)]
 pub(super) unsafe fn scores<
@@ -78,13 +114,8 @@ pub(super) unsafe fn scores<
                     let v = C::load(s, k.add(j * LANES * C::BYTES));
                     *key = if C::SCALED { s.mul(v, *key) } else { v };
                 }
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = s.splat(*q.add(r));
-                    for (acc, key) in acc.iter_mut().zip(&key) {
-                        *acc = s.fma(x, *key, *acc);
-                    }
-                }
-                q = q.add(MR);
+                multiply_add::<S, MR, NV>(s, &mut acc, q, QUERY_STRIDE, &key);
+                q = q.add(1);
                 k = k.add(row_bytes);
             }
             left -= n;
@@ -141,12 +172,7 @@ pub(super) unsafe fn weighted<
                     *value = s.mul(*value, s.splat(scale));
                 }
             }
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let x = s.splat(*p.add(r * SCORE_STRIDE));
-                for (acc, value) in acc.iter_mut().zip(&value) {
-                    *acc = s.fma(x, *value, *acc);
-                }
-            }
+            multiply_add::<S, MR, NV>(s, &mut acc, p, SCORE_STRIDE, &value);
             p = p.add(1);
             v = v.add(values.row_bytes);
             if C::SCALED {

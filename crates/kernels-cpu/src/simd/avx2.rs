@@ -294,6 +294,15 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn opaque(self, p: *const f32) -> *const f32 {
+        let mut p = p;
+        // SAFETY: no instruction at all.
+        unsafe {
+            std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags));
+        }
+        p
+    }
+    #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: as above; a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }

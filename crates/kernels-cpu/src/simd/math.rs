@@ -26,18 +26,39 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let n = s.sub(t, rounder);
     let r = s.fma(n, s.splat(-LN2_HIGH), x);
     let r = s.fma(n, s.splat(-LN2_LOW), r);
-    // e^r = 1 + r + r^2 p(r) for |r| <= ln(2) / 2.
-    let p = s.splat(0.001_381_446_6);
-    let p = s.fma(p, r, s.splat(0.008_368_781));
-    let p = s.fma(p, r, s.splat(0.041_668_393));
-    let p = s.fma(p, r, s.splat(0.166_665_2));
-    let p = s.fma(p, r, s.splat(0.499_999_94));
-    let e = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
+    let e = exp_reduced(s, r);
     // Times 2^n in two steps, so that neither factor leaves the normal range.
     let n = s.i32_sub(s.to_bits(t), s.to_bits(rounder));
     let half = s.i32_sra::<1>(n);
     let rest = s.i32_sub(n, half);
     s.mul(s.mul(e, power_of_two(s, half)), power_of_two(s, rest))
+}
+
+/// e^x for x that is not positive: the weights of a softmax. Within 1 ulp down to -16 and 5 ulp
+/// below. Weights under 2^-126.5, no part of any sum that the largest weight, 1, is in, are zero.
+#[inline(always)]
+pub fn exp_weight<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    // A NaN passes as the second operand.
+    let x = s.max(s.splat(-88.0), x);
+    // The rounder's low bits are 127, so those of `t` are the biased exponent of 2^n; at n = -127,
+    // where x ends, they make zero.
+    let rounder = s.splat(ROUNDER + 127.0);
+    let t = s.fma(x, s.splat(LOG2_E), rounder);
+    let n = s.sub(t, rounder);
+    let r = s.fma(n, s.splat(-std::f32::consts::LN_2), x);
+    let scale = s.bits_to_f32(s.i32_shl::<23>(s.to_bits(t)));
+    s.mul(exp_reduced(s, r), scale)
+}
+
+/// e^r for |r| <= ln(2) / 2, as 1 + r + r^2 p(r).
+#[inline(always)]
+fn exp_reduced<S: Simd>(s: S, r: S::F32) -> S::F32 {
+    let p = s.splat(0.001_381_446_6);
+    let p = s.fma(p, r, s.splat(0.008_368_781));
+    let p = s.fma(p, r, s.splat(0.041_668_393));
+    let p = s.fma(p, r, s.splat(0.166_665_2));
+    let p = s.fma(p, r, s.splat(0.499_999_94));
+    s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0))
 }
 
 /// 2^n for n in -126..=127.

@@ -137,6 +137,13 @@ pub trait Simd: Copy {
     /// Asks for the cache line at `at`, which need not be readable.
     fn prefetch(self, at: *const u8);
 
+    /// `p`, but the compiler does not know: what is read through it is read anew, which saves
+    /// registers where a kernel wants a value twice.
+    #[inline(always)]
+    fn opaque(self, p: *const f32) -> *const f32 {
+        p
+    }
+
     /// Lane 0.
     #[inline(always)]
     fn first_lane(self, a: Self::F32) -> f32 {

@@ -22,6 +22,11 @@ fn map<S: Simd>(s: S, x: &[f32], out: &mut [f32], f: impl Fn(S::F32) -> S::F32) 
 }
 
 simd_dispatch! { fn exp_all(x: &[f32], out: &mut [f32]) = exp_kernel; }
+fn exp_weight_kernel<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
+    map(s, x, out, |v| math::exp_weight(s, s.neg(s.abs(v))));
+}
+
+simd_dispatch! { fn exp_weight_all(x: &[f32], out: &mut [f32]) = exp_weight_kernel; }
 simd_dispatch! { fn ln_all(x: &[f32], out: &mut [f32]) = ln_kernel; }
 simd_dispatch! { fn tanh_all(x: &[f32], out: &mut [f32]) = tanh_kernel; }
 simd_dispatch! { fn sigmoid_all(x: &[f32], out: &mut [f32]) = sigmoid_kernel; }
@@ -79,6 +84,15 @@ fn check(name: &str, all: All, exact: fn(f64) -> f64, max_ulp: f64) {
 #[test]
 fn exp_is_accurate_and_the_same_everywhere() {
     check("exp", exp_all, libm::exp, 1.0);
+}
+
+#[test]
+fn softmax_weights_are_accurate_and_the_same_everywhere() {
+    let exact = |x: f64| {
+        let x = -x.abs();
+        if x * std::f64::consts::LOG2_E < -126.5 { 0.0 } else { libm::exp(x) }
+    };
+    check("exp_weight", exp_weight_all, exact, 5.0);
 }
 
 #[test]
