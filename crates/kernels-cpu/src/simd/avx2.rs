@@ -294,6 +294,7 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    #[allow(clippy::pointers_in_nomem_asm_block, reason = "nothing is read through it there")]
     fn opaque(self, p: *const f32) -> *const f32 {
         let mut p = p;
         // SAFETY: no instruction at all.
