@@ -193,6 +193,34 @@ fn llama() {
     let config = hf_config("LlamaForCausalLM", json!({"tie_word_embeddings": false}));
     let error = ModelFile::from_folder(&folder(&config, &hf_llama(&mut Rng(1)))).unwrap_err();
     assert!(error.to_string().contains("lm_head.weight is missing"), "{error}");
+    // Without the key, it is tied where there is no head.
+    assert!(
+        Case::new("LlamaForCausalLM", "llama", json!({"tie_word_embeddings": null}))
+            .hf()
+            .spec()
+            .tied_head
+    );
+}
+
+#[test]
+fn folders_on_disk_by_any_of_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = hf_config("LlamaForCausalLM", json!({}));
+    for (name, bytes) in folder(&config, &hf_llama(&mut Rng(1))).0 {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    for name in ["", "config.json", "model.safetensors"] {
+        let file = ModelFile::open(&dir.path().join(name)).unwrap();
+        assert_eq!(file.spec().d_model, D);
+        assert_eq!(file.files(), [dir.path().join("model.safetensors")]);
+        let Some(TokenizerSource::HfJson(t)) = file.tokenizer() else { panic!("tokenizer.json") };
+        assert_eq!(t.path, dir.path().join("tokenizer.json"));
+        assert_eq!(file.inspect().format, "safetensors");
+    }
+    // Shared between threads.
+    fn shared<T: Send + Sync>() {}
+    shared::<ModelFile>();
 }
 
 #[test]

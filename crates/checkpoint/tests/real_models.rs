@@ -7,18 +7,7 @@ use dunlin_checkpoint::{ModelFile, Role, TokenizerSource};
 use dunlin_spec::{Activation, FfnSpec, RopeScaling, WeightType};
 
 fn real_model(name: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("DUNLIN_TEST_MODELS").map(PathBuf::from).or_else(|| {
-        let cache = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache")))?;
-        Some(cache.join("dunlin/models"))
-    })?;
-    let path = folder.join(name);
-    if !path.is_file() {
-        println!("skipped: {} is missing", path.display());
-        return None;
-    }
-    Some(path)
+    dunlin_testkit::models::find(name, "facts of real models")
 }
 
 #[test]

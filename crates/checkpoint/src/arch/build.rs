@@ -115,7 +115,10 @@ impl Builder<'_> {
     fn tied_head(&self) -> Result<bool> {
         Ok(match self.arch.tied_head {
             Tied::IfHeadAbsent => !self.has(Role::Output, 0),
-            Tied::ByKey(default) => self.meta.flag(self.arch.keys.tied_head)?.unwrap_or(default),
+            Tied::ByKey(default) => match self.meta.flag(self.arch.keys.tied_head)? {
+                Some(tied) => tied,
+                None => default || !self.has(Role::Output, 0),
+            },
         })
     }
 

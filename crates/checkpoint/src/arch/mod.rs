@@ -74,7 +74,7 @@ pub(crate) enum Presence {
 pub(crate) enum Tied {
     /// The file has no head.
     IfHeadAbsent,
-    /// The key `tie_word_embeddings`; where that is missing, this.
+    /// By the key; where that is missing, this, or true where the file has no head.
     ByKey(bool),
 }
 

@@ -4,6 +4,7 @@
 //! ([`MemorySource`]) in tests and fuzzing. A source is read-only, of fixed length, and hands out
 //! plain slices; what the bytes mean is not its business.
 
+mod huge_pages;
 mod mapping;
 
 pub use mapping::{Advice, Mapping};
