@@ -76,4 +76,32 @@ pub enum TokenizerError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A chat template is not valid Jinja.
+    #[error("chat template, line {line}: {problem}")]
+    TemplateSyntax {
+        /// The line, from 1; 0 when unknown.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A chat template refuses the conversation, in its own words.
+    #[error("the chat template says: {message}")]
+    TemplateRaised {
+        /// What it gave to `raise_exception`.
+        message: String,
+    },
+    /// A chat template fails on this conversation.
+    #[error("chat template, line {line}: {problem}")]
+    TemplateRender {
+        /// The line, from 1; 0 when unknown.
+        line: usize,
+        /// What went wrong.
+        problem: String,
+    },
+    /// A chat template does more work or makes more text than its input can call for.
+    #[error("chat template, line {line}: it runs too long or makes too much text")]
+    TemplateLimit {
+        /// The line reached, from 1; 0 when unknown.
+        line: usize,
+    },
 }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod chat;
 mod detok;
 mod error;
 mod gguf;
@@ -24,12 +25,15 @@ mod pretok;
 mod source;
 mod special;
 mod spm;
+mod stop;
 mod tokenizer;
 
 pub use builder::build_image;
+pub use chat::{ChatInput, ChatTemplate, LocalTime};
 pub use detok::{DetokenizeOptions, Detokenizer};
 pub use error::TokenizerError;
 pub use gguf::{GgufMeta, vocab_from_gguf};
 pub use pretok::PreTokenizer;
 pub use source::{SpacePrefix, SpecialIds, TokenType, VocabKind, VocabSource};
+pub use stop::{StopHit, StopMatcher, StopStrings};
 pub use tokenizer::{EncodeOptions, ImageOwner, Tokenizer};
