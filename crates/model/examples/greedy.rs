@@ -9,7 +9,13 @@ fn main() {
     let ids: Vec<u32> = args[2].split(',').map(|t| t.parse().unwrap()).collect();
     let n: usize = args[3].parse().unwrap();
     let threads = args.get(4).map(|t| t.parse().unwrap());
-    let options = LoadOptions { threads, ..LoadOptions::default() };
+    let setting = |name: &str| std::env::var(name).ok();
+    let options = LoadOptions {
+        threads,
+        activations: setting("ACTIVATIONS").map_or_else(Default::default, |v| v.parse().unwrap()),
+        kv_type: setting("KV").map_or_else(Default::default, |v| v.parse().unwrap()),
+        ..LoadOptions::default()
+    };
     let mut model = load(args[1].as_ref(), &options).unwrap();
     eprintln!("load {:.1} ms, {:?} {:?}", model.load_ns as f64 / 1e6, model.pack, model.notes);
     let blocks: Vec<u32> = (0..model.backend.block_count() as u32).collect();

@@ -20,22 +20,17 @@ pub(super) unsafe fn run(
     scratch: &mut Scratch,
 ) {
     let ty = w.layout().spec().ty;
-    let product = Product { w, out };
+    let split = matches!(columns, Columns::Split(_));
+    let product = Product { w, out, split };
     let vnni = cpu.avx_vnni();
     // SAFETY: the caller's contract.
     unsafe {
         match columns {
-            Columns::Int8(a) if vnni => {
-                with_format!(ty, F => int8_vnni::<F, false>(product, panels, a, scratch))
+            Columns::Int8(a) | Columns::Split(a) if vnni => {
+                with_format!(ty, F => int8_vnni::<F>(product, panels, a, scratch))
             }
-            Columns::Split(a) if vnni => {
-                with_format!(ty, F => int8_vnni::<F, true>(product, panels, a, scratch))
-            }
-            Columns::Int8(a) => {
-                with_format!(ty, F => int8::<F, false>(product, panels, a, scratch))
-            }
-            Columns::Split(a) => {
-                with_format!(ty, F => int8::<F, true>(product, panels, a, scratch))
+            Columns::Int8(a) | Columns::Split(a) => {
+                with_format!(ty, F => int8::<F>(product, panels, a, scratch))
             }
             Columns::Float(a) => match w.layout().spec().codes {
                 codes @ (Codes::F16 | Codes::BF16 | Codes::F32) => {
@@ -48,25 +43,25 @@ pub(super) unsafe fn run(
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn int8<F: Format, const SPLIT: bool>(
+unsafe fn int8<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Avx2<false>, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Avx2<false>, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-unsafe fn int8_vnni<F: Format, const SPLIT: bool>(
+unsafe fn int8_vnni<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Avx2<true>, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Avx2<true>, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -111,8 +106,8 @@ const fn steps<F: Format>() -> usize {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "stated once above")]
 impl<const VNNI: bool> Dot for Avx2<VNNI> {
     const ROWS: usize = 8;
-    const TILE_PARTS: usize = 2;
-    const TILE_FROM: usize = 8;
+    const FEW: usize = 4;
+    const TILES: bool = true;
     type F = __m256;
     type C = __m256i;
     /// The halves' int32 sums, and the int16 sums that are not yet widened.

@@ -17,15 +17,13 @@ pub(super) unsafe fn run(
     scratch: &mut Scratch,
 ) {
     let ty = w.layout().spec().ty;
-    let product = Product { w, out };
+    let split = matches!(columns, Columns::Split(_));
+    let product = Product { w, out, split };
     // SAFETY: the caller's contract.
     unsafe {
         match columns {
-            Columns::Int8(a) => {
-                with_format!(ty, F => int8::<F, false>(product, panels, a, scratch))
-            }
-            Columns::Split(a) => {
-                with_format!(ty, F => int8::<F, true>(product, panels, a, scratch))
+            Columns::Int8(a) | Columns::Split(a) => {
+                with_format!(ty, F => int8::<F>(product, panels, a, scratch))
             }
             Columns::Float(a) => match w.layout().spec().codes {
                 codes @ (Codes::F16 | Codes::BF16 | Codes::F32) => {
@@ -38,14 +36,14 @@ pub(super) unsafe fn run(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")]
-unsafe fn int8<F: Format, const SPLIT: bool>(
+unsafe fn int8<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Avx512, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Avx512, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")]
@@ -83,8 +81,8 @@ struct Avx512;
 #[allow(clippy::undocumented_unsafe_blocks, reason = "stated once above")]
 impl Dot for Avx512 {
     const ROWS: usize = 16;
-    const TILE_PARTS: usize = 2;
-    const TILE_FROM: usize = 12;
+    const FEW: usize = 8;
+    const TILES: bool = false;
     type F = __m512;
     type C = __m512i;
     type Acc = [__m512i; 2];

@@ -11,8 +11,13 @@ use super::{FloatColumns, Int8Columns, Output, Scratch, panel_rows, reserve};
 use crate::pack::{BLOCK, Codes, PANEL_ROWS, PackedLayout, PackedMatrix};
 use std::ops::Range;
 
+/// From this many int8 columns on, rows are unpacked into a buffer where that is the faster way.
+const TILE_FROM: usize = 8;
 /// Blocks unpacked at a time by the many-column kernels.
 const TILE_BLOCKS: usize = 16;
+/// Packed weights and columns that are met together by the kernels that unpack in registers.
+const PANEL_BLOCK_BYTES: usize = 128 << 10;
+const COLUMN_BLOCK_BYTES: usize = 192 << 10;
 /// Software prefetch runs this far ahead of the codes being read.
 const PREFETCH_BYTES: usize = 2560;
 
@@ -23,10 +28,11 @@ const PREFETCH_BYTES: usize = 2560;
 pub(super) trait Dot: Copy {
     /// Rows in a vector; divides 16.
     const ROWS: usize;
-    /// Parts in a tile of the many-column kernel; a multiple or a divisor of the panel's parts.
-    const TILE_PARTS: usize;
-    /// From this many int8 columns on, rows are unpacked into a buffer.
-    const TILE_FROM: usize;
+    /// The most columns that meet weights unpacked in registers at once: 4 or 8.
+    const FEW: usize;
+    /// Whether many columns meet rows unpacked into a buffer: where there are too few registers
+    /// for a block's codes and eight columns.
+    const TILES: bool;
     /// `ROWS` floats.
     type F: Copy;
     /// `ROWS` by four code bytes.
@@ -214,19 +220,21 @@ impl ColumnBlock {
 pub(super) struct Product<'a> {
     pub w: &'a PackedMatrix<'a>,
     pub out: &'a Output,
+    /// Columns are pairs of a high and a low part, whose products are added.
+    pub split: bool,
 }
 
 impl Product<'_> {
     /// Stores accumulators of one part for columns `t..`, adding pairs where activations are split.
     #[inline(always)]
-    unsafe fn store<D: Dot, const SPLIT: bool>(
+    unsafe fn store<D: Dot>(
         &self,
         panel: usize,
         part: usize,
         t: usize,
         acc: &[D::F],
     ) {
-        let step = if SPLIT { 2 } else { 1 };
+        let step = if self.split { 2 } else { 1 };
         let first = part * D::ROWS;
         let rows = panel_rows(self.w, panel);
         if rows <= first {
@@ -237,7 +245,7 @@ impl Product<'_> {
             // rows that do not exist are left out.
             unsafe {
                 let mut y = acc[0];
-                if SPLIT {
+                if self.split {
                     y = D::add(y, acc[1]);
                 }
                 let (column, row) = (t / step + i, panel * PANEL_ROWS + first);
@@ -254,9 +262,9 @@ impl Product<'_> {
     }
 }
 
-/// int8 columns (or pairs of them, `SPLIT`).
+/// int8 columns, or pairs of them.
 #[inline(always)]
-pub(super) unsafe fn int8<D: Dot, F: Format, const SPLIT: bool>(
+pub(super) unsafe fn int8<D: Dot, F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
@@ -264,41 +272,63 @@ pub(super) unsafe fn int8<D: Dot, F: Format, const SPLIT: bool>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        if a.n >= D::TILE_FROM {
-            match D::TILE_PARTS * D::ROWS {
-                8 | 32 => tiles::<D, F, SPLIT, 6>(product, panels, a, scratch),
-                _ => tiles::<D, F, SPLIT, 4>(product, panels, a, scratch),
-            }
+        if D::TILES && a.n >= TILE_FROM {
+            tiles::<D, F, 4>(product, panels, a, scratch);
         } else {
-            few::<D, F, SPLIT>(product, panels, a);
+            few::<D, F>(product, panels, a);
         }
     }
 }
 
+/// Few columns, or many where unpacking in registers is the faster way: blocks of panels that stay
+/// in the second-level cache meet blocks of columns that do too.
 #[inline(always)]
-unsafe fn few<D: Dot, F: Format, const SPLIT: bool>(
+unsafe fn few<D: Dot, F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
 ) {
-    for panel in panels {
-        let mut t = 0;
-        // SAFETY: the panel and the columns exist.
-        unsafe {
-            while t < a.n {
-                t += match a.n - t {
-                    8.. if D::ROWS == 16 => few_columns::<D, F, SPLIT, 8, 1>(product, panel, a, t),
-                    4.. => few_parts::<D, F, SPLIT, 4>(product, panel, a, t),
-                    2.. => few_parts::<D, F, SPLIT, 2>(product, panel, a, t),
-                    _ => few_parts::<D, F, SPLIT, 1>(product, panel, a, t),
-                };
+    let panel_block = (PANEL_BLOCK_BYTES / product.w.layout().panel_bytes()).max(1);
+    let column_block = (COLUMN_BLOCK_BYTES / (a.blocks * BLOCK)).next_multiple_of(8);
+    let mut first = panels.start;
+    while first < panels.end {
+        let end = (first + panel_block).min(panels.end);
+        let mut columns = 0;
+        while columns < a.n {
+            let columns_end = (columns + column_block).min(a.n);
+            for panel in first..end {
+                // SAFETY: the panel and the columns exist.
+                unsafe { few_block::<D, F>(product, panel, a, columns..columns_end) };
             }
+            columns = columns_end;
+        }
+        first = end;
+    }
+}
+
+#[inline(always)]
+unsafe fn few_block<D: Dot, F: Format>(
+    product: Product<'_>,
+    panel: usize,
+    a: &Int8Columns<'_>,
+    columns: Range<usize>,
+) {
+    let mut t = columns.start;
+    // SAFETY: the caller's contract.
+    unsafe {
+        while t < columns.end {
+            t += match columns.end - t {
+                8.. if D::FEW >= 8 => few_parts::<D, F, 8>(product, panel, a, t),
+                4.. => few_parts::<D, F, 4>(product, panel, a, t),
+                2.. => few_parts::<D, F, 2>(product, panel, a, t),
+                _ => few_parts::<D, F, 1>(product, panel, a, t),
+            };
         }
     }
 }
 
 #[inline(always)]
-unsafe fn few_parts<D: Dot, F: Format, const SPLIT: bool, const C: usize>(
+unsafe fn few_parts<D: Dot, F: Format, const C: usize>(
     product: Product<'_>,
     panel: usize,
     a: &Int8Columns<'_>,
@@ -307,16 +337,16 @@ unsafe fn few_parts<D: Dot, F: Format, const SPLIT: bool, const C: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         match PANEL_ROWS / D::ROWS {
-            1 => few_columns::<D, F, SPLIT, C, 1>(product, panel, a, t),
-            2 => few_columns::<D, F, SPLIT, C, 2>(product, panel, a, t),
-            _ => few_columns::<D, F, SPLIT, C, 4>(product, panel, a, t),
+            1 => few_columns::<D, F, C, 1>(product, panel, a, t),
+            2 => few_columns::<D, F, C, 2>(product, panel, a, t),
+            _ => few_columns::<D, F, C, 4>(product, panel, a, t),
         }
     }
 }
 
 /// `C` columns against the `P` parts of one panel.
 #[inline(always)]
-unsafe fn few_columns<D: Dot, F: Format, const SPLIT: bool, const C: usize, const P: usize>(
+unsafe fn few_columns<D: Dot, F: Format, const C: usize, const P: usize>(
     product: Product<'_>,
     panel: usize,
     a: &Int8Columns<'_>,
@@ -348,7 +378,7 @@ unsafe fn few_columns<D: Dot, F: Format, const SPLIT: bool, const C: usize, cons
             }
         }
         for (part, acc) in acc.iter().enumerate() {
-            product.store::<D, SPLIT>(panel, part, t, acc);
+            product.store::<D>(panel, part, t, acc);
         }
     }
     C
@@ -356,13 +386,12 @@ unsafe fn few_columns<D: Dot, F: Format, const SPLIT: bool, const C: usize, cons
 
 /// Many columns: tiles of two parts by up to `C` columns.
 #[inline(always)]
-unsafe fn tiles<D: Dot, F: Format, const SPLIT: bool, const C: usize>(
+unsafe fn tiles<D: Dot, F: Format, const C: usize>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
-    const { assert!(D::TILE_PARTS == 2) };
     let codes = reserve(&mut scratch.codes, TILE_BLOCKS * 2 * 32 * D::ROWS);
     let terms = reserve(&mut scratch.floats, TILE_BLOCKS * 2 * size_of::<Terms<D::F>>());
     let chunks = a.blocks.div_ceil(TILE_BLOCKS);
@@ -393,10 +422,9 @@ unsafe fn tiles<D: Dot, F: Format, const SPLIT: bool, const C: usize>(
                 while t < a.n {
                     let left = a.n - t;
                     t += match left {
-                        _ if left >= C => tile.run::<F, SPLIT, C>(t),
-                        4.. => tile.run::<F, SPLIT, 4>(t),
-                        2.. => tile.run::<F, SPLIT, 2>(t),
-                        _ => tile.run::<F, SPLIT, 1>(t),
+                        _ if left >= C => tile.run::<F, C>(t),
+                        2.. => tile.run::<F, 2>(t),
+                        _ => tile.run::<F, 1>(t),
                     };
                 }
             }
@@ -454,7 +482,7 @@ impl<D: Dot> Tile<'_, D> {
     }
 
     #[inline(always)]
-    unsafe fn run<F: Format, const SPLIT: bool, const C: usize>(&self, t: usize) -> usize {
+    unsafe fn run<F: Format, const C: usize>(&self, t: usize) -> usize {
         // SAFETY: buffers hold the blocks; columns `t..t + C` exist.
         unsafe {
             let mut acc = [[D::splat(0.0); C]; 2];
@@ -472,7 +500,7 @@ impl<D: Dot> Tile<'_, D> {
                 let parts = PANEL_ROWS / D::ROWS;
                 for p in 0..(self.end - self.part).min(2) {
                     let part = self.part + p;
-                    self.product.store::<D, SPLIT>(part / parts, part % parts, t, &acc[p]);
+                    self.product.store::<D>(part / parts, part % parts, t, &acc[p]);
                 }
             } else {
                 for c in 0..C {
@@ -561,7 +589,7 @@ unsafe fn mixed_columns<D: Dot, F: Format, const C: usize>(
                 acc[c] = mixed_finish::<D, F>(acc[c], p[c], &terms, [*sums, *sums.add(1)]);
             }
         }
-        product.store::<D, false>(panel, part, t, &acc);
+        product.store::<D>(panel, part, t, &acc);
     }
     C
 }
@@ -650,7 +678,7 @@ unsafe fn float_columns<D: Dot, const C: usize>(
                 *acc = D::add(*acc, p);
             }
         }
-        product.store::<D, false>(panel, part, t, &acc);
+        product.store::<D>(panel, part, t, &acc);
     }
     C
 }

@@ -26,10 +26,10 @@ pub(super) unsafe fn run(
     scratch: &mut Scratch,
 ) {
     let ty = w.layout().spec().ty;
-    let product = Product { w, out };
-    let (a, split) = match columns {
-        Columns::Int8(a) => (a, false),
-        Columns::Split(a) => (a, true),
+    let split = matches!(columns, Columns::Split(_));
+    let product = Product { w, out, split };
+    let a = match columns {
+        Columns::Int8(a) | Columns::Split(a) => a,
         Columns::Float(a) => {
             // SAFETY: the caller's contract.
             return unsafe {
@@ -44,10 +44,7 @@ pub(super) unsafe fn run(
     };
     macro_rules! run {
         ($kernel:ident) => {
-            match split {
-                false => with_format!(ty, F => $kernel::<F, false>(product, panels, a, scratch)),
-                true => with_format!(ty, F => $kernel::<F, true>(product, panels, a, scratch)),
-            }
+            with_format!(ty, F => $kernel::<F>(product, panels, a, scratch))
         };
     }
     // SAFETY: the caller's contract.
@@ -63,36 +60,36 @@ pub(super) unsafe fn run(
 }
 
 #[target_feature(enable = "neon")]
-unsafe fn int8<F: Format, const SPLIT: bool>(
+unsafe fn int8<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Neon<WIDEN>, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Neon<WIDEN>, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn int8_dotprod<F: Format, const SPLIT: bool>(
+unsafe fn int8_dotprod<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Neon<DOT>, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Neon<DOT>, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "neon,dotprod,i8mm")]
-unsafe fn int8_i8mm<F: Format, const SPLIT: bool>(
+unsafe fn int8_i8mm<F: Format>(
     product: Product<'_>,
     panels: Range<usize>,
     a: &Int8Columns<'_>,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { generic::int8::<Neon<MATRIX>, F, SPLIT>(product, panels, a, scratch) }
+    unsafe { generic::int8::<Neon<MATRIX>, F>(product, panels, a, scratch) }
 }
 
 #[target_feature(enable = "neon")]
@@ -186,8 +183,8 @@ unsafe fn smmla(sum: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_
 #[allow(clippy::undocumented_unsafe_blocks, reason = "stated once above")]
 impl<const BYTES: u8> Dot for Neon<BYTES> {
     const ROWS: usize = 4;
-    const TILE_PARTS: usize = 2;
-    const TILE_FROM: usize = 8;
+    const FEW: usize = 4;
+    const TILES: bool = true;
     type F = float32x4_t;
     type C = int8x16_t;
     type Acc = Sums;
