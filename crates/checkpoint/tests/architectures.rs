@@ -565,6 +565,31 @@ fn rope_scalings() {
     );
 }
 
+/// Newer folders keep everything about RoPE in one object.
+#[test]
+fn rope_parameters_in_one_object() {
+    let rope = |parameters: Value| {
+        let config = json!({"rope_theta": null, "rope_parameters": parameters});
+        let case = Case::new("LlamaForCausalLM", "llama", config);
+        case.hf().spec().layers[0].attn.rope.clone()
+    };
+    let plain = rope(json!({"rope_theta": 5e5, "rope_type": "default"}));
+    assert_eq!((plain.base, plain.dim, plain.scaling), (5e5, HEAD, RopeScaling::None));
+    let partial =
+        rope(json!({"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}));
+    assert_eq!(partial.dim, HEAD / 2);
+    let yarn = rope(json!({"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0,
+        "original_max_position_embeddings": 64, "beta_fast": null}));
+    let want = RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attn_factor: None,
+    };
+    assert_eq!((yarn.base, yarn.scaling), (1e6, want));
+}
+
 #[test]
 fn llama3_scaling_and_factor_tensors() {
     let config = json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0,

@@ -21,7 +21,8 @@ pub(crate) struct RopeKeys {
     pub original_context: &'static str,
     /// What cos and sin are multiplied by.
     pub attn_factor: &'static str,
-    /// With YaRN, `attn_factor` stands in for `0.1 ln(factor) + 1`; otherwise it multiplies that.
+    /// `attn_factor` stands in for the scaling's own formula; otherwise it multiplies YaRN's, and is
+    /// all there is of LongRoPE's.
     pub attn_factor_replaces: bool,
     /// YaRN's share of extrapolation; only 1 is supported.
     pub ext_factor: &'static str,
@@ -171,7 +172,11 @@ impl Scaling<'_> {
         let original = self.meta.need_count(keys.original_context)?;
         let attn_factor = match self.meta.positive(keys.attn_factor)? {
             Some(x) => x,
-            None => long_rope_attn_factor(self.context, original),
+            None if !keys.attn_factor_replaces => 1.0,
+            None => {
+                let ratio = self.context as f64 / original as f64;
+                long_rope_attn_factor(self.meta.positive(keys.factor)?.unwrap_or(ratio), original)
+            }
         } as f32;
         let short = RopeScaling::Factors { factors: short, attn_factor };
         let long = RopeScaling::Factors { factors: long, attn_factor };
@@ -202,8 +207,7 @@ impl Scaling<'_> {
 }
 
 /// LongRoPE's default factor on cos and sin (arXiv 2402.13753 as Phi-3 uses it).
-fn long_rope_attn_factor(context: usize, original: usize) -> f64 {
-    let scale = context as f64 / original as f64;
+fn long_rope_attn_factor(scale: f64, original: usize) -> f64 {
     if scale <= 1.0 || original <= 1 {
         1.0
     } else {

@@ -213,8 +213,12 @@ fn read_version(c: &mut Cursor<'_>) -> Result<u32> {
     }
 }
 
+/// Entries that memory is set aside for at once. More are real ones by then: a count that merely
+/// fits the file would set aside several times the file's size.
+const FIRST_CAPACITY: usize = 4096;
+
 fn read_entries(c: &mut Cursor<'_>, n: usize) -> Result<Vec<Entry>> {
-    let mut entries = Vec::with_capacity(n);
+    let mut entries = Vec::with_capacity(n.min(FIRST_CAPACITY));
     for _ in 0..n {
         let start = c.pos;
         let key = c.string("metadata key", limits::KEY_BYTES)?;
@@ -248,7 +252,7 @@ fn read_alignment(bytes: &[u8], entries: &[Entry]) -> Result<u64> {
 
 /// Reads the tensor table; offsets are still relative to the start of the data.
 fn read_tensor_table(c: &mut Cursor<'_>, n: usize, alignment: u64) -> Result<Vec<TensorInfo>> {
-    let mut tensors = Vec::with_capacity(n);
+    let mut tensors = Vec::with_capacity(n.min(FIRST_CAPACITY));
     for _ in 0..n {
         let start = c.pos;
         let name = c.string("tensor name", limits::TENSOR_NAME_BYTES)?;
