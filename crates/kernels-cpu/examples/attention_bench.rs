@@ -113,11 +113,15 @@ fn main() {
     let filter = args.get(2..).map_or(String::new(), |f| f.join(" "));
     let model = model(name);
     let s = model.shape;
-    let geometry =
-        vec![
-            KvGeometry { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, v_head_dim: s.v_head_dim };
-            model.layers
-        ];
+    let geometry = vec![
+        KvGeometry {
+            n_kv_heads: s.n_kv_heads,
+            head_dim: s.head_dim,
+            v_head_dim: s.v_head_dim,
+            wide_keys: false
+        };
+        model.layers
+    ];
     println!(
         "{name}, {threads} threads; decode at depth {DEPTH}, prefill of {PREFILL}, all layers"
     );

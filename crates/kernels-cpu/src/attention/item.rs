@@ -39,7 +39,6 @@ pub(super) struct Work<'a> {
     pub(super) plan: &'a Plan,
     pub(super) pool: &'a KvPool,
     pub(super) layer: &'a LayerLayout,
-    pub(super) multipliers: Option<&'a [f32]>,
     pub(super) tensors: AttnTensors,
     pub(super) scratch: Scratch,
 }
@@ -220,7 +219,6 @@ fn place(work: &Work<'_>, unit: &Unit, row: usize) -> (usize, usize) {
 unsafe fn gather_queries<S: Simd>(s: S, work: &Work<'_>, unit: &Unit, rows: usize) {
     let shape = &work.plan.shape;
     let d = shape.head_dim;
-    let multipliers = work.multipliers.map(|m| &m[unit.kv_head * d..(unit.kv_head + 1) * d]);
     let scale = s.splat(shape.score_scale);
     for row in 0..rows {
         let (query, head) = place(work, unit, row);
@@ -233,14 +231,11 @@ unsafe fn gather_queries<S: Simd>(s: S, work: &Work<'_>, unit: &Unit, rows: usiz
                 let (from, left) = (from.add(i * LANES), d - i * LANES);
                 // The rows of another token are far away: ask for them early.
                 s.prefetch(from.wrapping_add(4 * work.tensors.q_stride).cast());
-                let mut v = if left >= LANES {
+                let v = if left >= LANES {
                     s.load_ptr(from)
                 } else {
                     s.load_partial(std::slice::from_raw_parts(from, left))
                 };
-                if let Some(m) = multipliers {
-                    v = s.mul(v, s.load_partial(&m[i * LANES..][..left.min(LANES)]));
-                }
                 s.store_ptr(s.mul(v, scale), to.add(i * LANES));
             }
         }

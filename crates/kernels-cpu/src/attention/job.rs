@@ -109,13 +109,15 @@ impl Plan {
             return bad(format!("layer {layer} of {}", pool.n_layers()));
         }
         let shape = self.shape();
+        let has = pool.geometry(layer);
         let want = KvGeometry {
             n_kv_heads: shape.n_kv_heads,
             head_dim: shape.head_dim,
             v_head_dim: shape.v_head_dim,
+            wide_keys: has.wide_keys,
         };
-        if pool.geometry(layer) != want {
-            return bad(format!("the pool holds {:?}, not {want:?}", pool.geometry(layer)));
+        if has != want {
+            return bad(format!("the pool holds {has:?}, not {want:?}"));
         }
         if self.blocks > pool.n_blocks() {
             let (block, count) = (self.blocks - 1, pool.n_blocks());
@@ -180,14 +182,7 @@ impl Plan {
         tensors: AttnTensors,
         scratch: &mut AttnScratch,
     ) -> Work<'a> {
-        Work {
-            plan: self,
-            pool,
-            layer: pool.layer(layer),
-            multipliers: pool.key_multipliers(layer),
-            tensors,
-            scratch: scratch.split(self),
-        }
+        Work { plan: self, pool, layer: pool.layer(layer), tensors, scratch: scratch.split(self) }
     }
 }
 

@@ -5,9 +5,9 @@
 //! `p = exp(score - max)`, and the mean of the stored values weighted by `p`. The result depends
 //! on the stored KV of the visible positions and on the layer's shape alone, to the last bit:
 //!
-//! - Queries are multiplied by `score_scale` once (and by the keys' multipliers, which are powers
-//!   of two); a score is then one chain of fused multiply-adds over the features in ascending
-//!   order, on keys converted exactly to f32. Where the layer caps scores, that follows.
+//! - Queries are multiplied by `score_scale` once; a score is then one chain of fused
+//!   multiply-adds over the features in ascending order, on keys converted exactly to f32. Where
+//!   the layer caps scores, that follows.
 //! - Positions are cut into **segments** of [`SEGMENT_TOKENS`] at absolute borders. Within one the
 //!   maximum is exact, the sum of `p` has 32 virtual lanes (position modulo 32) and a fixed tree,
 //!   and each output feature is one chain over the positions in ascending order.

@@ -10,7 +10,7 @@ use super::plan::Unit;
 use super::tiles::{
     self, Keys, QUERY_STRIDE, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
 };
-use crate::kv::{BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, KV_GROUP};
+use crate::kv::{BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, KV_GROUP, bytes_of};
 use crate::simd::{LANES, Simd};
 use dunlin_spec::KvType;
 use std::ops::Range;
@@ -174,7 +174,7 @@ impl<'a> Segment<'a> {
 #[inline(always)]
 pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
     let features = x.work.plan.shape.head_dim;
-    let kv_type = x.work.pool.kv_type();
+    let kv_type = x.work.layer.k_type;
     let scratch = x.scratch();
     for block in x.first_block..=x.last_block {
         let head = x.head(block);
@@ -246,11 +246,11 @@ unsafe fn block_scores<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
 pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
     let stride = x.work.layer.v_stride;
     let features = x.work.plan.shape.v_head_dim;
-    let kv_type = x.work.pool.kv_type();
+    let kv_type = x.work.layer.v_type;
     let scratch = x.scratch();
     for block in x.first_block..=x.last_block {
         let head = x.head(block);
-        let row_bytes = stride * x.work.layer.value_bytes;
+        let row_bytes = stride * bytes_of(kv_type);
         let mut values = Values { at: head.v, row_bytes, scales: scratch.scales, ahead: 0 };
         // SAFETY: the caller's; the table's blocks exist.
         unsafe {

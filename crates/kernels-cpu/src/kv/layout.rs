@@ -19,6 +19,35 @@ pub struct KvGeometry {
     pub head_dim: usize,
     /// Features of a value.
     pub v_head_dim: usize,
+    /// Where the pool is int8, keys of this layer are half floats all the same. See
+    /// [`needs_wide_keys`].
+    pub wide_keys: bool,
+}
+
+/// Biases of key channels above this make int8 keys too coarse.
+const WIDE_KEY_BIAS: f32 = 16.0;
+
+/// Whether a layer's keys should stay half floats in an int8 pool, by the bias of its key
+/// projection, `[n_kv_heads * head_dim]`.
+///
+/// Qwen2's first layers have key biases in the hundreds on a few channels. They carry no
+/// information, being the same for every token, but an int8 scale that must hold them leaves the
+/// other channels, and the small differences on their own, with a rounding error that ruins the
+/// scores. Few layers are so, and they cost less in half floats than finer scales would cost
+/// everywhere. The size of a channel's bias is taken over its RoPE pair, `(i, i + rope_dim / 2)`,
+/// which rotation leaves alone.
+pub fn needs_wide_keys(bias: &[f32], head_dim: usize, rope_dim: usize) -> bool {
+    let half = rope_dim.min(head_dim) / 2;
+    let pair = |head: &[f32], i: usize| {
+        let other = match i {
+            i if i < half && i + half < head.len() => head[i + half],
+            i if i < 2 * half => head[i - half],
+            _ => 0.0,
+        };
+        head[i] * head[i] + other * other
+    };
+    let limit = WIDE_KEY_BIAS * WIDE_KEY_BIAS;
+    bias.chunks(head_dim.max(1)).any(|head| (0..head.len()).any(|i| pair(head, i) > limit))
 }
 
 impl From<&AttnSpec> for KvGeometry {
@@ -27,6 +56,7 @@ impl From<&AttnSpec> for KvGeometry {
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
             v_head_dim: spec.v_head_dim,
+            wide_keys: false,
         }
     }
 }
@@ -39,15 +69,15 @@ pub(crate) struct LayerLayout {
     pub(crate) offset: usize,
     /// Bytes of a head.
     pub(crate) head_bytes: usize,
-    /// Bytes of one stored value.
-    pub(crate) value_bytes: usize,
+    /// How keys and values are stored.
+    pub(crate) k_type: KvType,
+    pub(crate) v_type: KvType,
     /// Values between the rows of two tokens' values: whole vectors.
     pub(crate) v_stride: usize,
     /// Offsets within a head; keys stand at zero.
     k_scales_at: usize,
     v_at: usize,
     v_scales_at: usize,
-    scaled: bool,
 }
 
 /// The keys and values of one head in one block.
@@ -95,35 +125,28 @@ impl LayerLayout {
     fn new(geometry: KvGeometry, kv_type: KvType, offset: usize) -> Option<(Self, usize)> {
         // Far above any model, far below overflow.
         const LARGEST: usize = 1 << 16;
-        let KvGeometry { n_kv_heads, head_dim, v_head_dim } = geometry;
+        let KvGeometry { n_kv_heads, head_dim, v_head_dim, wide_keys } = geometry;
         if [n_kv_heads, head_dim, v_head_dim].iter().any(|n| !(1..=LARGEST).contains(n)) {
             return None;
         }
-        let value_bytes = match kv_type {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-            KvType::Int8 => 1,
-        };
-        let scaled = kv_type == KvType::Int8;
-        let scales = |features: usize| {
-            if scaled { features.div_ceil(KV_GROUP) * BLOCK_TOKENS * 2 } else { 0 }
-        };
+        let wide = wide_keys && kv_type == KvType::Int8;
+        let (k_type, v_type) = (if wide { KvType::F16 } else { kv_type }, kv_type);
         let v_stride = v_head_dim.next_multiple_of(LANES);
-        let k_scales_at = (head_dim * BLOCK_TOKENS * value_bytes).next_multiple_of(64);
-        let v_at = k_scales_at + scales(head_dim);
-        let v_scales_at = v_at + v_stride * BLOCK_TOKENS * value_bytes;
-        let head_bytes = v_scales_at + scales(v_head_dim);
+        let k_scales_at = (head_dim * BLOCK_TOKENS * bytes_of(k_type)).next_multiple_of(64);
+        let v_at = k_scales_at + scale_bytes(k_type, head_dim);
+        let v_scales_at = v_at + v_stride * BLOCK_TOKENS * bytes_of(v_type);
+        let head_bytes = v_scales_at + scale_bytes(v_type, v_head_dim);
         let end = offset.checked_add(n_kv_heads.checked_mul(head_bytes)?)?;
         let layer = LayerLayout {
             geometry,
             offset,
             head_bytes,
-            value_bytes,
+            k_type,
+            v_type,
             v_stride,
             k_scales_at,
             v_at,
             v_scales_at,
-            scaled,
         };
         Some((layer, end))
     }
@@ -144,31 +167,49 @@ impl LayerLayout {
 
     /// The bytes that hold the first `tokens` positions of a head.
     pub(super) fn token_runs(&self, tokens: usize) -> Vec<TokenRun> {
-        let each = self.value_bytes;
+        let KvGeometry { head_dim, v_head_dim, .. } = self.geometry;
+        let (k_bytes, v_bytes) = (bytes_of(self.k_type), bytes_of(self.v_type));
         let mut runs = vec![
             TokenRun {
                 offset: 0,
-                count: self.geometry.head_dim,
-                stride: BLOCK_TOKENS * each,
-                bytes: tokens * each,
+                count: head_dim,
+                stride: BLOCK_TOKENS * k_bytes,
+                bytes: tokens * k_bytes,
             },
             TokenRun {
                 offset: self.v_at,
                 count: 1,
                 stride: 0,
-                bytes: tokens * self.v_stride * each,
+                bytes: tokens * self.v_stride * v_bytes,
             },
         ];
-        if self.scaled {
-            let scales = |offset, features: usize| TokenRun {
-                offset,
-                count: features.div_ceil(KV_GROUP),
-                stride: BLOCK_TOKENS * 2,
-                bytes: tokens * 2,
-            };
-            runs.push(scales(self.k_scales_at, self.geometry.head_dim));
-            runs.push(scales(self.v_scales_at, self.geometry.v_head_dim));
+        let scales = [
+            (self.k_type, self.k_scales_at, head_dim),
+            (self.v_type, self.v_scales_at, v_head_dim),
+        ];
+        for (kv_type, offset, features) in scales {
+            if kv_type == KvType::Int8 {
+                let count = features.div_ceil(KV_GROUP);
+                runs.push(TokenRun { offset, count, stride: BLOCK_TOKENS * 2, bytes: tokens * 2 });
+            }
         }
         runs
+    }
+}
+
+/// Bytes of one stored value.
+pub(crate) const fn bytes_of(kv_type: KvType) -> usize {
+    match kv_type {
+        KvType::F32 => 4,
+        KvType::F16 => 2,
+        KvType::Int8 => 1,
+    }
+}
+
+/// Bytes of a block's scales for one head.
+const fn scale_bytes(kv_type: KvType, features: usize) -> usize {
+    match kv_type {
+        KvType::F32 | KvType::F16 => 0,
+        KvType::Int8 => features.div_ceil(KV_GROUP) * BLOCK_TOKENS * 2,
     }
 }

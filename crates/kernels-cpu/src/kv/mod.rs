@@ -19,8 +19,8 @@ mod memory;
 mod store;
 
 pub(crate) use codec::{Codec, F16Codec, F32Codec, Int8Codec, SCALE_UNIT};
-pub use layout::{BLOCK_TOKENS, KV_GROUP, KvGeometry};
-pub(crate) use layout::{HeadPtr, LayerLayout};
+pub use layout::{BLOCK_TOKENS, KV_GROUP, KvGeometry, needs_wide_keys};
+pub(crate) use layout::{HeadPtr, LayerLayout, bytes_of};
 pub use store::KvRows;
 
 use crate::{CpuFeatures, KernelError};
@@ -34,9 +34,6 @@ pub struct KvPool {
     n_blocks: usize,
     block_bytes: usize,
     layers: Vec<LayerLayout>,
-    /// For each layer `[n_kv_heads * head_dim]` powers of two that stored keys were divided by;
-    /// empty where there are none.
-    key_multipliers: Vec<Vec<f32>>,
     memory: Memory,
 }
 
@@ -56,11 +53,10 @@ impl KvPool {
             return Err(KernelError::KvMemory { bytes: usize::MAX, reason: "too large".into() });
         };
         let memory = Memory::new(bytes)?;
-        let key_multipliers = vec![Vec::new(); layers.len()];
-        Ok(KvPool { kv_type, n_blocks, block_bytes, layers, key_multipliers, memory })
+        Ok(KvPool { kv_type, n_blocks, block_bytes, layers, memory })
     }
 
-    /// Room for `n_blocks` blocks of a model.
+    /// Room for `n_blocks` blocks of a model none of whose layers has wide keys.
     ///
     /// # Errors
     /// As [`KvPool::new`].
@@ -79,35 +75,6 @@ impl KvPool {
     /// A geometry out of range.
     pub fn bytes_per_block(geometry: &[KvGeometry], kv_type: KvType) -> Result<usize, KernelError> {
         Ok(LayerLayout::of_model(geometry, kv_type)?.1)
-    }
-
-    /// Sets what the keys of a layer are divided by, feature by feature, before they are stored as
-    /// int8 (queries are multiplied by it): `[n_kv_heads * head_dim]`. It evens out channels of
-    /// very different size, which would otherwise share one scale. Only powers of two are taken,
-    /// so that nothing is rounded. For other KV types it is ignored. Call it before anything is
-    /// stored in the layer.
-    ///
-    /// # Errors
-    /// A wrong length, a layer that does not exist, or a value that is no power of two between
-    /// 2^-60 and 2^60.
-    pub fn set_key_multipliers(&mut self, layer: usize, m: &[f32]) -> Result<(), KernelError> {
-        let bad = |problem| KernelError::BadShape { what: "key multipliers", problem };
-        let Some(l) = self.layers.get(layer) else {
-            return Err(bad(format!("there is no layer {layer}")));
-        };
-        let want = l.geometry.n_kv_heads * l.geometry.head_dim;
-        if m.len() != want {
-            return Err(bad(format!("{} values where {want} belong", m.len())));
-        }
-        let range = 2f32.powi(-60)..=2f32.powi(60);
-        let power = |x: &f32| range.contains(x) && x.to_bits() & 0x007f_ffff == 0;
-        if let Some(x) = m.iter().find(|x| !power(x)) {
-            return Err(bad(format!("{x} is no power of two between 2^-60 and 2^60")));
-        }
-        if self.kv_type == KvType::Int8 {
-            self.key_multipliers[layer] = m.to_vec();
-        }
-        Ok(())
     }
 
     /// How keys and values are stored.
@@ -140,10 +107,6 @@ impl KvPool {
 
     pub(crate) fn layer(&self, layer: usize) -> &LayerLayout {
         &self.layers[layer]
-    }
-
-    pub(crate) fn key_multipliers(&self, layer: usize) -> Option<&[f32]> {
-        Some(&self.key_multipliers[layer][..]).filter(|m| !m.is_empty())
     }
 
     /// Where the keys and values of a head stand in a block.

@@ -41,7 +41,6 @@ impl KvPool {
         first_lane: usize,
         rows: KvRows<'_>,
     ) {
-        let multipliers = self.key_multipliers(layer);
         let (layer, block) = (self.layer(layer), block as usize);
         let g = layer.geometry;
         assert!(block < self.n_blocks(), "block {block} of {}", self.n_blocks());
@@ -57,13 +56,12 @@ impl KvPool {
         for head in 0..g.n_kv_heads {
             let to = self.head(layer, block, head);
             let k = &rows.k[head * g.head_dim..];
-            let m = multipliers.map(|m| &m[head * g.head_dim..(head + 1) * g.head_dim]);
             let v = &rows.v[head * g.v_head_dim..];
             for t in 0..rows.n {
                 let k = &k[t * rows.k_stride..][..g.head_dim];
                 let v = &v[t * rows.v_stride..][..g.v_head_dim];
                 // SAFETY: the head exists, the lane is the caller's alone.
-                unsafe { store_head(cpu, self.kv_type(), layer, to, first_lane + t, k, v, m) };
+                unsafe { store_head(cpu, layer, to, first_lane + t, k, v) };
             }
         }
     }
@@ -74,18 +72,30 @@ impl KvPool {
 /// # Safety
 /// `to` is a head of this layout; nothing else touches lane `lane` of it.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
 unsafe fn store_head_kernel<S: Simd>(
     s: S,
-    kv_type: KvType,
     layer: &LayerLayout,
     to: HeadPtr,
     lane: usize,
     k: &[f32],
     v: &[f32],
-    multipliers: Option<&[f32]>,
 ) {
-    // SAFETY: lanes of keys and rows of values lie within the head; the lane is the caller's.
+    // SAFETY: the caller's.
+    unsafe {
+        store_key(s, layer.k_type, to, lane, k);
+        store_value(s, layer.v_type, to, lane, layer.v_stride, v);
+    }
+}
+
+simd_dispatch! {
+    unsafe fn store_head(layer: &LayerLayout, to: HeadPtr, lane: usize, k: &[f32], v: &[f32])
+        = store_head_kernel;
+}
+
+/// A key becomes a column.
+#[inline(always)]
+unsafe fn store_key<S: Simd>(s: S, kv_type: KvType, to: HeadPtr, lane: usize, k: &[f32]) {
+    // SAFETY: the lane of each feature lies within the head and is the caller's.
     unsafe {
         match kv_type {
             KvType::F32 => {
@@ -93,8 +103,6 @@ unsafe fn store_head_kernel<S: Simd>(
                 for (d, x) in k.iter().enumerate() {
                     column.add(d * BLOCK_TOKENS).write(*x);
                 }
-                let row = to.v.cast::<f32>().add(lane * layer.v_stride);
-                row.copy_from_nonoverlapping(v.as_ptr(), v.len());
             }
             KvType::F16 => {
                 let column = to.k.cast::<u16>().add(lane);
@@ -105,25 +113,49 @@ unsafe fn store_head_kernel<S: Simd>(
                         column.add((i * LANES + d) * BLOCK_TOKENS).write(*h);
                     }
                 }
-                let row = to.v.cast::<u16>().add(lane * layer.v_stride);
+            }
+            KvType::Int8 => {
+                let column = to.k.cast::<i8>().add(lane);
+                for (g, part) in k.chunks(KV_GROUP).enumerate() {
+                    let (scale, q) = quantize_group(s, part);
+                    to.k_scales.add(g * BLOCK_TOKENS + lane).write(scale);
+                    for (d, q) in q.iter().enumerate().take(part.len()) {
+                        column.add((g * KV_GROUP + d) * BLOCK_TOKENS).write(*q);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A value becomes a row.
+#[inline(always)]
+unsafe fn store_value<S: Simd>(
+    s: S,
+    kv_type: KvType,
+    to: HeadPtr,
+    lane: usize,
+    stride: usize,
+    v: &[f32],
+) {
+    // SAFETY: the row lies within the head and is the caller's.
+    unsafe {
+        match kv_type {
+            KvType::F32 => {
+                let row = to.v.cast::<f32>().add(lane * stride);
+                row.copy_from_nonoverlapping(v.as_ptr(), v.len());
+            }
+            KvType::F16 => {
+                let row = to.v.cast::<u16>().add(lane * stride);
                 for (i, part) in v.chunks(LANES).enumerate() {
                     // Rows are padded to whole vectors, so the last one may be written whole.
                     s.store_f16_ptr(s.load_partial(part), row.add(i * LANES));
                 }
             }
             KvType::Int8 => {
-                let column = to.k.cast::<i8>().add(lane);
-                for (g, part) in k.chunks(KV_GROUP).enumerate() {
-                    let m = multipliers.map(|m| &m[g * KV_GROUP..g * KV_GROUP + part.len()]);
-                    let (scale, q) = quantize_group(s, part, m);
-                    to.k_scales.add(g * BLOCK_TOKENS + lane).write(scale);
-                    for (d, q) in q.iter().enumerate().take(part.len()) {
-                        column.add((g * KV_GROUP + d) * BLOCK_TOKENS).write(*q);
-                    }
-                }
-                let row = to.v.cast::<i8>().add(lane * layer.v_stride);
+                let row = to.v.cast::<i8>().add(lane * stride);
                 for (g, part) in v.chunks(KV_GROUP).enumerate() {
-                    let (scale, q) = quantize_group(s, part, None);
+                    let (scale, q) = quantize_group(s, part);
                     to.v_scales.add(g * BLOCK_TOKENS + lane).write(scale);
                     row.add(g * KV_GROUP).copy_from_nonoverlapping(q.as_ptr(), part.len());
                 }
@@ -132,34 +164,16 @@ unsafe fn store_head_kernel<S: Simd>(
     }
 }
 
-simd_dispatch! {
-    #[allow(clippy::too_many_arguments, reason = "as the kernel")]
-    unsafe fn store_head(
-        kv_type: KvType,
-        layer: &LayerLayout,
-        to: HeadPtr,
-        lane: usize,
-        k: &[f32],
-        v: &[f32],
-        multipliers: Option<&[f32]>,
-    ) = store_head_kernel;
-}
-
 const _: () = assert!(KV_GROUP.is_multiple_of(LANES));
 
-/// The stored scale and the values of one group, divided by `divisors` first.
+/// The stored scale and the values of one group.
 #[inline(always)]
-fn quantize_group<S: Simd>(s: S, x: &[f32], divisors: Option<&[f32]>) -> (u16, [i8; KV_GROUP]) {
+fn quantize_group<S: Simd>(s: S, x: &[f32]) -> (u16, [i8; KV_GROUP]) {
     const PARTS: usize = KV_GROUP / LANES;
     let mut parts = [s.splat(0.0); PARTS];
     let mut top = s.i32_splat(0);
     for (i, part) in x.chunks(LANES).enumerate() {
         parts[i] = s.load_partial(part);
-        if let Some(d) = divisors {
-            // By powers of two: exact. Lanes past the end are 0 / 0, so they are cleared.
-            let divided = s.div(parts[i], s.load_partial(&d[i * LANES..][..part.len()]));
-            parts[i] = s.select(s.first_lanes(part.len()), divided, s.splat(0.0));
-        }
         top = s.i32_max(top, s.to_bits(s.abs(parts[i])));
     }
     let amax = f32::from_bits(s.i32_max_lane(top) as u32);
@@ -190,7 +204,6 @@ pub(super) fn export(
     k: &mut [f32],
     v: &mut [f32],
 ) {
-    let multipliers = pool.key_multipliers(layer);
     let layer = pool.layer(layer);
     let g = layer.geometry;
     assert!(block < pool.n_blocks() && lane < BLOCK_TOKENS);
@@ -198,21 +211,16 @@ pub(super) fn export(
     assert_eq!(v.len(), g.n_kv_heads * g.v_head_dim);
     for head in 0..g.n_kv_heads {
         let from = pool.head(layer, block, head);
-        for d in 0..g.head_dim {
-            let i = head * g.head_dim + d;
-            let m = multipliers.map_or(1.0, |m| m[i]);
-            let scale = (d / KV_GROUP) * BLOCK_TOKENS + lane;
+        let scale = |d: usize| (d / KV_GROUP) * BLOCK_TOKENS + lane;
+        for (d, x) in k[head * g.head_dim..][..g.head_dim].iter_mut().enumerate() {
+            let at = d * BLOCK_TOKENS + lane;
             // SAFETY: feature `d` of lane `lane` lies within the head, and so does its scale.
-            k[i] = m * unsafe {
-                read(pool.kv_type(), from.k, d * BLOCK_TOKENS + lane, from.k_scales, scale)
-            };
+            *x = unsafe { read(layer.k_type, from.k, at, from.k_scales, scale(d)) };
         }
-        for d in 0..g.v_head_dim {
+        for (d, x) in v[head * g.v_head_dim..][..g.v_head_dim].iter_mut().enumerate() {
             let at = lane * layer.v_stride + d;
-            let scale = (d / KV_GROUP) * BLOCK_TOKENS + lane;
             // SAFETY: as above.
-            v[head * g.v_head_dim + d] =
-                unsafe { read(pool.kv_type(), from.v, at, from.v_scales, scale) };
+            *x = unsafe { read(layer.v_type, from.v, at, from.v_scales, scale(d)) };
         }
     }
 }

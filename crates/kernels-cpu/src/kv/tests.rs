@@ -17,9 +17,9 @@ fn random(n: usize, salt: u64) -> Vec<f32> {
 }
 
 const GEOMETRY: [KvGeometry; 3] = [
-    KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64 },
-    KvGeometry { n_kv_heads: 1, head_dim: 80, v_head_dim: 72 },
-    KvGeometry { n_kv_heads: 2, head_dim: 6, v_head_dim: 17 },
+    KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64, wide_keys: false },
+    KvGeometry { n_kv_heads: 1, head_dim: 80, v_head_dim: 72, wide_keys: false },
+    KvGeometry { n_kv_heads: 2, head_dim: 6, v_head_dim: 17, wide_keys: true },
 ];
 
 const TYPES: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Int8];
@@ -120,37 +120,47 @@ fn what_is_exported_can_be_stored_again_unchanged() {
 }
 
 #[test]
-fn key_multipliers_even_out_channels_and_change_nothing_else() {
+fn wide_keys_keep_half_floats_in_an_int8_pool() {
     let cpu = CpuFeatures::best();
-    let g = KvGeometry { n_kv_heads: 1, head_dim: 64, v_head_dim: 16 };
-    let mut k = random(64, 1);
-    k[5] *= 256.0;
-    let v = random(16, 2);
-    let mut multipliers = vec![1.0; 64];
-    multipliers[5] = 256.0;
-    let error = |multipliers: Option<&[f32]>| {
-        let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
-        if let Some(m) = multipliers {
-            pool.set_key_multipliers(0, m).unwrap();
-        }
-        pool.store(cpu, 0, 0, 0, &k, &v);
-        let (mut k2, mut v2) = (vec![0.0; 64], vec![0.0; 16]);
-        pool.export(0, 0, 0, &mut k2, &mut v2);
-        let rest = |i: &usize| *i != 5;
-        (0..64).filter(rest).map(|i| (k[i] - k2[i]).abs()).fold(0.0, f32::max)
+    let g = KvGeometry { n_kv_heads: 2, head_dim: 64, v_head_dim: 32, wide_keys: true };
+    let narrow = KvGeometry { wide_keys: false, ..g };
+    let (k, v) = (random(128, 1), random(64, 2));
+    let stored = |g: KvGeometry, kv_type| {
+        let mut pool = KvPool::new(&[g], kv_type, 2).unwrap();
+        pool.fill(0xff);
+        pool.store(cpu, 0, 0, 9, &k, &v);
+        pool.copy_block(0, 1, 10);
+        let (mut k2, mut v2) = (vec![0.0; 128], vec![0.0; 64]);
+        pool.export(0, 1, 9, &mut k2, &mut v2);
+        (k2, v2, pool.block_bytes())
     };
-    assert!(error(None) > 0.2);
-    assert!(error(Some(&multipliers)) < 0.007);
-    let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
-    assert!(pool.set_key_multipliers(0, &[3.0; 64]).is_err());
-    assert!(pool.set_key_multipliers(0, &[1.0; 63]).is_err());
-    assert!(pool.set_key_multipliers(1, &[1.0; 64]).is_err());
+    let (wide_k, wide_v, bytes) = stored(g, KvType::Int8);
+    let (half_k, _, half_bytes) = stored(narrow, KvType::F16);
+    let (_, int8_v, int8_bytes) = stored(narrow, KvType::Int8);
+    assert_eq!((wide_k, wide_v), (half_k, int8_v));
+    assert!(int8_bytes < bytes && bytes < half_bytes);
+    assert_eq!(stored(g, KvType::F32).0, k, "f32 pools have no wide keys");
+}
+
+#[test]
+fn large_biases_ask_for_wide_keys() {
+    let mut bias = vec![1.0; 128];
+    assert!(!needs_wide_keys(&bias, 64, 64));
+    bias[70] = 12.0;
+    assert!(!needs_wide_keys(&bias, 64, 64));
+    // Its partner in the second head: 12^2 + 12^2 > 16^2.
+    bias[70 + 32] = -12.0;
+    assert!(needs_wide_keys(&bias, 64, 64));
+    assert!(!needs_wide_keys(&bias, 64, 20), "with another pairing they do not meet");
+    bias[127] = 17.0;
+    assert!(needs_wide_keys(&bias, 64, 20), "a channel that does not rotate");
+    assert!(!needs_wide_keys(&[], 64, 64));
 }
 
 #[test]
 fn odd_values_do_not_reach_their_neighbours() {
     let cpu = CpuFeatures::best();
-    let g = KvGeometry { n_kv_heads: 1, head_dim: 64, v_head_dim: 64 };
+    let g = KvGeometry { n_kv_heads: 1, head_dim: 64, v_head_dim: 64, wide_keys: false };
     let mut pool = KvPool::new(&[g], KvType::Int8, 1).unwrap();
     let mut k = random(64, 3);
     k[40] = f32::INFINITY;
@@ -195,12 +205,12 @@ fn blocks_are_copied_up_to_a_token() {
 
 #[test]
 fn sizes_are_what_they_should_be_and_impossible_ones_are_refused() {
-    let g = [KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64 }; 30];
+    let g = [KvGeometry { n_kv_heads: 3, head_dim: 64, v_head_dim: 64, wide_keys: false }; 30];
     let per_token = |t| KvPool::bytes_per_block(&g, t).unwrap() as f64 / 32.0;
     assert_eq!(per_token(KvType::F32), (30 * 3 * 128 * 4) as f64);
     assert_eq!(per_token(KvType::F16), (30 * 3 * 128 * 2) as f64);
     assert_eq!(per_token(KvType::Int8), (30 * 3 * (128 + 128 / KV_GROUP * 2)) as f64);
-    let none = [KvGeometry { n_kv_heads: 0, head_dim: 64, v_head_dim: 64 }];
+    let none = [KvGeometry { n_kv_heads: 0, head_dim: 64, v_head_dim: 64, wide_keys: false }];
     assert!(KvPool::new(&none, KvType::F16, 1).is_err());
     assert!(matches!(
         KvPool::new(&g, KvType::F16, usize::MAX / 2),
