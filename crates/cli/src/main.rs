@@ -8,8 +8,15 @@
 
 mod commands;
 mod flags;
+mod interrupt;
+mod load;
+mod model_args;
 mod outcome;
+mod prompt;
 mod pull;
+mod report;
+mod sampling_args;
+mod threads;
 
 use std::process::ExitCode;
 

@@ -98,3 +98,34 @@ pub trait Backend: Send {
     /// (copy on write).
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize);
 }
+
+impl<B: Backend + ?Sized> Backend for Box<B> {
+    fn spec(&self) -> &ModelSpec {
+        (**self).spec()
+    }
+    fn block_tokens(&self) -> usize {
+        (**self).block_tokens()
+    }
+    fn block_count(&self) -> usize {
+        (**self).block_count()
+    }
+    fn block_bytes(&self) -> usize {
+        (**self).block_bytes()
+    }
+    fn max_step_tokens(&self) -> usize {
+        (**self).max_step_tokens()
+    }
+    fn weight_bytes_per_step(&self) -> Option<u64> {
+        (**self).weight_bytes_per_step()
+    }
+    fn forward(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        (**self).forward(batch, logits)
+    }
+    fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
+        (**self).copy_block(from, to, tokens);
+    }
+}

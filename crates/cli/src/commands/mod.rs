@@ -31,6 +31,9 @@ macro_rules! commands {
 
 commands! {
     completions => Completions,
+    detokenize => Detokenize,
     inspect => Inspect,
     pull => Pull,
+    run => Run,
+    tokenize => Tokenize,
 }

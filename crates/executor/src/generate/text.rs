@@ -1,7 +1,7 @@
 //! The text of one choice: detokenized as tokens come, held back while a stop string may be
 //! beginning, cut where one is complete.
 
-use dunlin_tokenizer::{DetokenizeOptions, Detokenizer, Tokenizer};
+use dunlin_tokenizer::{DetokenizeOptions, Detokenizer, StopMatcher, StopStrings, Tokenizer};
 
 /// How a request's tokens become text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,11 +18,11 @@ pub struct TextOptions {
 pub(super) struct ChoiceText {
     /// None without a tokenizer: then there is no text.
     detokenizer: Option<Detokenizer>,
-    stops: Vec<String>,
-    /// What is certain, followed by what is held back.
+    matcher: StopMatcher,
+    /// The last token's text, before the matcher has seen it.
+    piece: String,
+    /// What is certain.
     text: String,
-    /// Bytes of `text` that are certain.
-    certain: usize,
     /// Bytes of `text` that [`ChoiceText::take_delta`] has given out.
     given: usize,
     stopped: bool,
@@ -40,9 +40,9 @@ impl ChoiceText {
         };
         Self {
             detokenizer: tokenizer.map(|t| Detokenizer::new(t, options)),
-            stops: stops.to_vec(),
+            matcher: StopMatcher::new(&StopStrings::new(stops), false),
+            piece: String::new(),
             text: String::new(),
-            certain: 0,
             given: 0,
             stopped: false,
         }
@@ -51,19 +51,12 @@ impl ChoiceText {
     /// Takes the next token. Returns the index of a stop string that became complete: then the
     /// text is final, and ends before it.
     pub(super) fn push(&mut self, token: u32) -> Option<usize> {
+        self.piece.clear();
         // Rows of the head beyond the vocabulary are no tokens, and have no text.
-        self.detokenizer.as_mut()?.push(token, &mut self.text).ok()?;
-        let fresh = &self.text[self.certain..];
-        let found = self.stops.iter().enumerate();
-        let found = found.filter_map(|(i, stop)| Some((fresh.find(stop.as_str())?, i))).min();
-        if let Some((at, which)) = found {
-            self.certain += at;
-            self.text.truncate(self.certain);
-            self.stopped = true;
-            return Some(which);
-        }
-        self.certain = self.text.len() - undecided(fresh, &self.stops);
-        None
+        self.detokenizer.as_mut()?.push(token, &mut self.piece).ok()?;
+        let hit = self.matcher.push(&self.piece, &mut self.text)?;
+        self.stopped = true;
+        Some(hit.index)
     }
 
     /// Makes all text certain that is held back.
@@ -72,16 +65,19 @@ impl ChoiceText {
             return;
         }
         if let Some(detokenizer) = &mut self.detokenizer {
-            detokenizer.finish(&mut self.text);
+            self.piece.clear();
+            detokenizer.finish(&mut self.piece);
+            // A replacement character may complete a stop string; the text is over either way.
+            self.matcher.push(&self.piece, &mut self.text);
+            self.matcher.finish(&mut self.text);
         }
-        self.certain = self.text.len();
         self.stopped = true;
     }
 
     /// The text that became certain since the last call.
     pub(super) fn take_delta(&mut self) -> &str {
-        let from = std::mem::replace(&mut self.given, self.certain);
-        &self.text[from..self.certain]
+        let from = std::mem::replace(&mut self.given, self.text.len());
+        &self.text[from..]
     }
 
     /// The whole text.
@@ -89,17 +85,6 @@ impl ChoiceText {
         self.flush();
         self.text
     }
-}
-
-/// Bytes at the end of `text` that may become one of `stops`: its longest end that is a beginning
-/// of one.
-fn undecided(text: &str, stops: &[String]) -> usize {
-    let begins = |stop: &String| {
-        (1..stop.len().min(text.len() + 1))
-            .rev()
-            .find(|&n| text.as_bytes()[text.len() - n..] == stop.as_bytes()[..n])
-    };
-    stops.iter().filter_map(begins).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -183,8 +168,9 @@ mod tests {
     fn every_split_into_tokens_gives_the_same_text() {
         let stops = ["abab", "bé", "é"];
         let whole = "aabababcaé";
-        // The direct definition: the text up to the earliest occurrence of any stop string.
-        let cut = stops.iter().filter_map(|s| whole.find(s)).min().unwrap();
+        // The direct definition: the text ends before the stop string that is complete first.
+        let ends = stops.iter().filter_map(|s| whole.find(s).map(|at| (at + s.len(), at)));
+        let cut = ends.min().unwrap().1;
         let (_, _, text) = stream(&bytes(whole), &stops);
         assert_eq!(text, whole[..cut]);
         let mixed = [97, 256, 256, 257, 97, 258];

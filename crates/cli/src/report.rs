@@ -1,0 +1,186 @@
+//! Results as JSON.
+
+use dunlin_executor::generate::{Bill, Choice, Completion};
+use dunlin_tokenizer::Tokenizer;
+use serde::Serialize;
+
+/// What was generated for one prompt.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The first sample; the others, where there are more, are in `choices`.
+    #[serde(flatten)]
+    first: ChoiceReport,
+    /// All samples, where more than one was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    choices: Vec<ChoiceReport>,
+    /// The seed of the noise.
+    seed: u64,
+    timings: Timings,
+    bill: BillReport,
+}
+
+/// One sample.
+#[derive(Debug, Clone, Serialize)]
+struct ChoiceReport {
+    text: String,
+    /// A stop token included.
+    token_ids: Vec<u32>,
+    /// One for each token: the natural logarithm of its probability in the model's own
+    /// distribution.
+    logprobs: Vec<f64>,
+    /// For each token the best alternatives, best first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Vec<TopLogprob>>>,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct TopLogprob {
+    id: u32,
+    /// The token's text, with U+FFFD where it is no whole character.
+    token: String,
+    logprob: f64,
+}
+
+/// Wall-clock times of one prompt.
+#[derive(Debug, Serialize)]
+pub struct Timings {
+    /// Opening the model; the same for all prompts of a run.
+    load_ms: f64,
+    queue_ms: f64,
+    prefill_ms: f64,
+    decode_ms: f64,
+    /// Computed prompt tokens in a second of prefill.
+    prefill_tokens_per_second: Option<f64>,
+    /// Tokens after the first in a second of decode, over all samples.
+    decode_tokens_per_second: Option<f64>,
+}
+
+/// What one prompt cost.
+#[derive(Debug, Serialize)]
+struct BillReport {
+    /// What holds of the result: `exact` is bit for bit what plain decoding gives.
+    contract: &'static str,
+    prompt_tokens: usize,
+    cached_prompt_tokens: usize,
+    output_tokens: usize,
+    computed_tokens: usize,
+    steps: usize,
+    queue_ns: u64,
+    prefill_ns: u64,
+    decode_ns: u64,
+    /// Its part of the backend's time, by tokens.
+    compute_share_ns: u64,
+    sample_ns: u64,
+    kv_bytes: u64,
+    /// Its part, by tokens, of the weight bytes that its steps read.
+    weight_bytes_share: Option<u64>,
+}
+
+impl Report {
+    /// The report on a completion. `top` says whether alternatives were asked for.
+    pub fn new(
+        completion: &Completion,
+        tokenizer: &Tokenizer,
+        top: bool,
+        seed: u64,
+        load_ns: u64,
+    ) -> Self {
+        let choices: Vec<ChoiceReport> =
+            completion.choices.iter().map(|c| ChoiceReport::new(c, tokenizer, top)).collect();
+        Self {
+            first: choices[0].clone(),
+            choices: if choices.len() > 1 { choices } else { Vec::new() },
+            seed,
+            timings: Timings::new(&completion.bill, completion.choices.len(), load_ns),
+            bill: BillReport::new(&completion.bill),
+        }
+    }
+}
+
+impl ChoiceReport {
+    fn new(choice: &Choice, tokenizer: &Tokenizer, top: bool) -> Self {
+        let positions = choice.logprobs.as_deref().unwrap_or_default();
+        let spelt = |id| String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default());
+        Self {
+            text: choice.text.clone(),
+            token_ids: choice.token_ids.clone(),
+            logprobs: positions.iter().map(|p| p.chosen.logprob).collect(),
+            top_logprobs: top.then(|| {
+                let alternatives = |p: &dunlin_executor::generate::PositionLogprobs| {
+                    p.top
+                        .iter()
+                        .map(|t| TopLogprob {
+                            id: t.token,
+                            token: spelt(t.token).into_owned(),
+                            logprob: t.logprob,
+                        })
+                        .collect()
+                };
+                positions.iter().map(alternatives).collect()
+            }),
+            finish_reason: choice.finish.reason(),
+            error: choice.finish.error(),
+        }
+    }
+}
+
+impl Timings {
+    /// The times in a bill of `choices` samples.
+    pub fn new(bill: &Bill, choices: usize, load_ns: u64) -> Self {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let rate = |tokens: usize, ns: u64| {
+            (tokens > 0 && ns > 0).then(|| tokens as f64 / (ns as f64 / 1e9))
+        };
+        Self {
+            load_ms: ms(load_ns),
+            queue_ms: ms(bill.queue_ns),
+            prefill_ms: ms(bill.prefill_ns),
+            decode_ms: ms(bill.decode_ns),
+            prefill_tokens_per_second: rate(
+                bill.prompt_tokens - bill.cached_tokens,
+                bill.prefill_ns,
+            ),
+            decode_tokens_per_second: rate(
+                bill.output_tokens.saturating_sub(choices),
+                bill.decode_ns,
+            ),
+        }
+    }
+
+    /// One line for people.
+    pub fn summary(&self, bill: &Bill) -> String {
+        let rate = |r: Option<f64>| r.map_or("-".into(), |r| format!("{r:.1}"));
+        format!(
+            "prompt {} tokens ({} cached), {} tokens/s; answer {} tokens, {} tokens/s; load {:.0} ms",
+            bill.prompt_tokens,
+            bill.cached_tokens,
+            rate(self.prefill_tokens_per_second),
+            bill.output_tokens,
+            rate(self.decode_tokens_per_second),
+            self.load_ms,
+        )
+    }
+}
+
+impl BillReport {
+    fn new(bill: &Bill) -> Self {
+        Self {
+            contract: "exact",
+            prompt_tokens: bill.prompt_tokens,
+            cached_prompt_tokens: bill.cached_tokens,
+            output_tokens: bill.output_tokens,
+            computed_tokens: bill.computed_tokens,
+            steps: bill.steps,
+            queue_ns: bill.queue_ns,
+            prefill_ns: bill.prefill_ns,
+            decode_ns: bill.decode_ns,
+            compute_share_ns: bill.compute_share_ns,
+            sample_ns: bill.sample_ns,
+            kv_bytes: bill.kv_bytes,
+            weight_bytes_share: bill.weight_bytes_share,
+        }
+    }
+}
