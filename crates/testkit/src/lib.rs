@@ -1,14 +1,17 @@
 //! What the tests of several crates share: where the workspace is, golden files, real models where
-//! this machine has them, and the oracle in float64.
+//! this machine has them, tiny models of every architecture, and the oracle in float64.
 //!
 //! Only tests depend on it, so it panics with a message instead of returning errors. It holds no
 //! code that a user of dunlin runs.
 #![forbid(unsafe_code)]
 
+pub mod engine;
 pub mod golden;
 pub mod layers;
 pub mod models;
+pub mod oracle;
 pub mod source;
+pub mod tiny;
 
 use std::path::{Path, PathBuf};
 

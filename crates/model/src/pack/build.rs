@@ -8,7 +8,7 @@ use dunlin_kernels_cpu::pack::{PANEL_ROWS, PackedLayout, pack_rows};
 use std::io::{self, Write};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes packed and written at a time. Large writes give large pages in the page cache.
+/// Bytes packed at a time.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// A pack that is laid out but not yet written.
@@ -61,7 +61,8 @@ impl<'a> Plan<'a> {
             fingerprint: fingerprint.to_owned(),
             source: file.path().display().to_string(),
             source_bytes: file.files().iter().filter_map(|p| Some(p.metadata().ok()?.len())).sum(),
-            spec: spec.clone(),
+            // That of short contexts; `long_spec` is the other.
+            spec: file.spec_for_context(1),
             long_spec: long_spec(file),
             matrices: matrices.iter().map(|(view, _, offset)| entry(view, *offset)).collect(),
             vectors: vectors.iter().map(|(at, values)| (*at, values.len())).collect(),

@@ -1,0 +1,358 @@
+//! Same prefix, same bits: a token's logits depend on the tokens before it, the model and the
+//! numeric settings, and on nothing else. Everything here is compared with `==`.
+//!
+//! Every law is held on tiny models, with scalar kernels among the instruction sets, and on real
+//! ones, whose sizes reach every tile and segment.
+
+use std::path::{Path, PathBuf};
+
+use dunlin_kernels_cpu::{CpuFeatures, Isa};
+use dunlin_model::{CpuModel, LoadOptions, load};
+use dunlin_spec::{ActivationPrecision, KvType};
+use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use dunlin_testkit::engine::{Route, block_table, logits_from};
+use dunlin_testkit::golden::MODELS;
+use dunlin_testkit::models;
+use dunlin_testkit::tiny::{self, Rng};
+
+/// Tiny models that between them have every block (grouped heads, windows, experts, norms of heads,
+/// fused tensors), with quantized and with float weights, each under one pair of settings.
+const TINY: [(&str, ActivationPrecision, KvType); 11] = {
+    use ActivationPrecision::{F32, Int8, Split};
+    [
+        ("llama", Int8, KvType::F32),
+        ("llama-q4_0", F32, KvType::F32),
+        ("llama-q4_0", Split, KvType::F16),
+        ("llama-q4_0", Int8, KvType::Int8),
+        ("llama-q4_k", Int8, KvType::F16),
+        ("llama-q8_0", Split, KvType::Int8),
+        ("mistral", F32, KvType::Int8),
+        ("mixtral-q4_1", Int8, KvType::F16),
+        ("qwen2", Int8, KvType::F16),
+        ("gemma3-q5_0", Int8, KvType::Int8),
+        ("phi3", Split, KvType::F16),
+    ]
+};
+
+/// A model file, settings to load it with, and a prompt.
+struct Case {
+    name: String,
+    path: PathBuf,
+    options: LoadOptions,
+    tokens: Vec<u32>,
+    /// The first token whose logits are compared: on large vocabularies all would be gigabytes.
+    /// Later ones depend on all before them.
+    from: usize,
+}
+
+impl Case {
+    fn load(&self, change: impl FnOnce(&mut LoadOptions)) -> CpuModel {
+        let mut options = self.options.clone();
+        change(&mut options);
+        load(&self.path, &options).unwrap_or_else(|e| panic!("{}: {e}", self.name)).backend
+    }
+
+    fn run(&self, model: &mut CpuModel, route: Route, first_block: u32) -> Vec<f32> {
+        logits_from(model, &self.tokens, route, first_block, self.from)
+    }
+
+    /// The logits that every other way must give: one sequence, one thread, in one piece.
+    fn plain(&self) -> Vec<f32> {
+        self.run(&mut self.load(|_| {}), Route::Whole, 0)
+    }
+
+    fn assert_same(&self, what: &str, found: &[f32], expected: &[f32]) {
+        assert_eq!(found.len(), expected.len(), "{}: {what}", self.name);
+        let differ = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
+        if let Some(i) = differ {
+            let token = self.from + i / (expected.len() / (self.tokens.len() - self.from));
+            panic!("{}: {what}: {} != {} at token {token}", self.name, found[i], expected[i]);
+        }
+    }
+}
+
+fn tiny_cases(folder: &Path) -> Vec<Case> {
+    let tokens = tiny::random_tokens(tiny::seed(), 70);
+    TINY.into_iter()
+        .map(|(name, activations, kv_type)| Case {
+            name: format!("{name}, {activations} activations, {kv_type} KV"),
+            path: tiny::named(name).write_gguf(folder),
+            options: LoadOptions {
+                threads: Some(1),
+                activations,
+                kv_type,
+                kv_tokens: Some(4096),
+                pack_folder: None,
+                ..LoadOptions::default()
+            },
+            tokens: tokens.clone(),
+            from: 0,
+        })
+        .collect()
+}
+
+/// Real models at default settings, as far as they are on this machine.
+fn real_cases(test: &str) -> Vec<Case> {
+    let packs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packs");
+    let mut cases = Vec::new();
+    for model in MODELS {
+        let Some(path) = models::find(model.file, test) else { continue };
+        let options = LoadOptions {
+            threads: Some(1),
+            context: Some(1024),
+            kv_tokens: Some(4096),
+            pack_folder: Some(packs.clone()),
+            ..LoadOptions::default()
+        };
+        // Past an attention segment and Gemma's window.
+        let tokens = model.long().ids[..560].to_vec();
+        cases.push(Case { name: model.name.into(), path, options, tokens, from: 550 });
+    }
+    cases
+}
+
+/// Decoding is chunks of one.
+fn chunks_do_not_matter(cases: &[Case], sizes: &[usize]) {
+    for case in cases {
+        let expected = case.plain();
+        let mut model = case.load(|_| {});
+        for &size in sizes {
+            let found = case.run(&mut model, Route::Chunks(size), 3);
+            case.assert_same(&format!("chunks of {size}"), &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn tiny_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    chunks_do_not_matter(&tiny_cases(folder.path()), &[1, 7, 32, 33]);
+}
+
+#[test]
+fn real_chunks() {
+    chunks_do_not_matter(&real_cases("real_chunks"), &[1, 7, 32]);
+}
+
+fn threads_do_not_matter(cases: &[Case]) {
+    for case in cases {
+        let expected = case.plain();
+        for threads in [2, 3] {
+            let mut model = case.load(|o| o.threads = Some(threads));
+            for route in [Route::Whole, Route::Chunks(17)] {
+                let found = case.run(&mut model, route, 0);
+                case.assert_same(&format!("{threads} threads, {route:?}"), &found, &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    threads_do_not_matter(&tiny_cases(folder.path()));
+}
+
+#[test]
+fn real_threads() {
+    threads_do_not_matter(&real_cases("real_threads"));
+}
+
+/// Every way in which this CPU can run the kernels.
+fn instruction_sets() -> Vec<CpuFeatures> {
+    let mut all = Vec::new();
+    for with_extras in CpuFeatures::available() {
+        for features in [with_extras, with_extras.without_extras()] {
+            if !all.contains(&features) {
+                all.push(features);
+            }
+        }
+    }
+    println!("{all:?}");
+    all
+}
+
+fn instruction_sets_do_not_matter(cases: &[Case], sets: &[CpuFeatures]) {
+    for case in cases {
+        let expected = case.plain();
+        for &features in sets {
+            let mut model = case.load(|o| o.cpu = Some(features));
+            // One token has kernels of its own, and so have few and many.
+            for route in [Route::Whole, Route::Chunks(9)] {
+                let found = case.run(&mut model, route, 0);
+                case.assert_same(&format!("{features:?}, {route:?}"), &found, &expected);
+            }
+            if case.from == 0 {
+                let found = case.run(&mut model, Route::Chunks(1), 0);
+                case.assert_same(&format!("{features:?}, decode"), &found, &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_instruction_sets() {
+    let folder = tempfile::tempdir().unwrap();
+    instruction_sets_do_not_matter(&tiny_cases(folder.path()), &instruction_sets());
+}
+
+/// Scalar kernels would take minutes on real models; they are held to the others on tiny ones.
+#[test]
+fn real_instruction_sets() {
+    let mut sets = instruction_sets();
+    sets.retain(|f| f.isa() != Isa::Scalar);
+    instruction_sets_do_not_matter(&real_cases("real_instruction_sets"), &sets);
+}
+
+/// A sequence among others: how much of it has been run, and its blocks.
+struct Stranger {
+    tokens: Vec<u32>,
+    done: usize,
+    table: Vec<u32>,
+}
+
+/// Which of the sixteen is the one that is looked at.
+const OURS: usize = 5;
+
+fn strangers(case: &Case, model: &CpuModel, rng: &mut Rng) -> Vec<Stranger> {
+    let vocab = model.spec().vocab_size;
+    let mut next_block = 0;
+    (0..16)
+        .map(|i| {
+            let tokens = match i {
+                OURS => case.tokens.clone(),
+                _ => (0..40 + rng.below(100)).map(|_| rng.below(vocab) as u32).collect(),
+            };
+            let table = block_table(model, tokens.len(), next_block);
+            next_block += table.len() as u32;
+            Stranger { tokens, done: 0, table }
+        })
+        .collect()
+}
+
+/// Who takes part in a step, with how many tokens: some prefill, some decode.
+fn draw_step(sequences: &[Stranger], max_tokens: usize, rng: &mut Rng) -> Vec<(usize, usize)> {
+    let mut parts = Vec::new();
+    let mut room = max_tokens;
+    for (i, s) in sequences.iter().enumerate() {
+        let wanted = if rng.below(2) == 0 { 1 + rng.below(30) } else { 1 };
+        let size = wanted.min(s.tokens.len() - s.done).min(room);
+        if size > 0 && (i == OURS || rng.below(4) > 0) {
+            parts.push((i, size));
+            room -= size;
+        }
+    }
+    parts
+}
+
+/// Runs `case.tokens` amid 15 strangers of mixed lengths; the logits of the tokens compared.
+fn amid_strangers(case: &Case, rng: &mut Rng) -> Vec<f32> {
+    let mut model = case.load(|o| o.threads = Some(2));
+    let vocab = model.spec().vocab_size;
+    let mut sequences = strangers(case, &model, rng);
+    let (mut out, mut step) = (Vec::new(), Vec::new());
+    while sequences[OURS].done < case.tokens.len() {
+        let parts = draw_step(&sequences, model.max_step_tokens(), rng);
+        let ours = parts.iter().find(|p| p.0 == OURS).map_or(0, |p| p.1);
+        let end = sequences[OURS].done + ours;
+        let compared = end > case.from && ours > 0;
+        let batch: Vec<SequenceInput<'_>> = parts
+            .iter()
+            .map(|&(i, size)| SequenceInput {
+                tokens: &sequences[i].tokens[sequences[i].done..][..size],
+                first_position: sequences[i].done,
+                block_table: &sequences[i].table,
+                logits: match i {
+                    OURS if compared => LogitsWanted::All,
+                    OURS => LogitsWanted::None,
+                    _ => LogitsWanted::Last,
+                },
+            })
+            .collect();
+        model.forward(&batch, &mut step).expect("a valid step");
+        if compared {
+            let before = parts.iter().filter(|p| p.0 < OURS).count();
+            let skip = case.from.saturating_sub(sequences[OURS].done);
+            out.extend_from_slice(&step[(before + skip) * vocab..(before + ours) * vocab]);
+        }
+        for (i, size) in parts {
+            sequences[i].done += size;
+        }
+    }
+    out
+}
+
+fn strangers_do_not_matter(cases: &[Case]) {
+    let mut rng = Rng(tiny::seed());
+    for case in cases {
+        case.assert_same("amid strangers", &amid_strangers(case, &mut rng), &case.plain());
+    }
+}
+
+#[test]
+fn tiny_strangers() {
+    let folder = tempfile::tempdir().unwrap();
+    strangers_do_not_matter(&tiny_cases(folder.path()));
+}
+
+#[test]
+fn real_strangers() {
+    strangers_do_not_matter(&real_cases("real_strangers"));
+}
+
+/// A prefix computed once and used by another sequence, through the same block and through a copy
+/// of a half-filled one.
+fn a_shared_prefix_does_not_matter(cases: &[Case]) {
+    for case in cases {
+        let expected = case.plain();
+        let mut model = case.load(|_| {});
+        let block = model.block_tokens();
+        let shared = block + block / 2;
+        logits_from(&mut model, &case.tokens[..shared], Route::Whole, 0, shared);
+        let owner = block_table(&model, shared, 0);
+        let mut table = block_table(&model, case.tokens.len(), 10);
+        table[0] = owner[0];
+        model.copy_block(owner[1], table[1], shared - block);
+        let vocab = model.spec().vocab_size;
+        let (mut found, mut step) = (Vec::new(), Vec::new());
+        for (i, chunk) in case.tokens[shared..].chunks(20).enumerate() {
+            let input = SequenceInput {
+                tokens: chunk,
+                first_position: shared + i * 20,
+                block_table: &table,
+                logits: LogitsWanted::All,
+            };
+            model.forward(&[input], &mut step).expect("a valid step");
+            let skip = case.from.saturating_sub(input.first_position).min(chunk.len());
+            found.extend_from_slice(&step[skip * vocab..]);
+        }
+        let skip = shared.saturating_sub(case.from) * vocab;
+        assert!(found == expected[skip..], "{}: a shared prefix", case.name);
+    }
+}
+
+#[test]
+fn tiny_shared_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    a_shared_prefix_does_not_matter(&tiny_cases(folder.path()));
+}
+
+#[test]
+fn real_shared_prefix() {
+    a_shared_prefix_does_not_matter(&real_cases("real_shared_prefix"));
+}
+
+/// A pack made in memory, made on disk and mapped, and found there: the same bits.
+#[test]
+fn packs_do_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = folder.path().join("packs");
+    for case in tiny_cases(folder.path()) {
+        let expected = case.plain();
+        for what in ["made", "found"] {
+            let mut model = case.load(|o| o.pack_folder = Some(packs.clone()));
+            let found = case.run(&mut model, Route::Whole, 0);
+            case.assert_same(&format!("a pack that was {what}"), &found, &expected);
+        }
+    }
+}
