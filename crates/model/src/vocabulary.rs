@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use dunlin_checkpoint::{GgufTokenizer, ModelFile, TokenizerSource};
-use dunlin_tokenizer::{GgufMeta, build_image, vocab_from_gguf};
+use dunlin_tokenizer::{GgufMeta, HfConfig, HfVocab, build_image, vocab_from_gguf};
 
 /// A GGUF file's metadata as the tokenizer wants to see it.
 struct Meta<'a>(GgufTokenizer<'a>);
@@ -44,6 +44,17 @@ pub(crate) fn tables(file: &ModelFile) -> Result<Vec<u8>, ModelError> {
             let vocab = vocab_from_gguf(&meta, None).map_err(bad)?;
             build_image(&vocab).map_err(bad)
         }
-        Some(TokenizerSource::HfJson(_)) => Err(ModelError::NoTokenizer { path: path() }),
+        Some(TokenizerSource::HfJson(files)) => {
+            let config = HfConfig {
+                bos_token: files.bos_token,
+                eos_token: files.eos_token,
+                bos_id: files.bos_id,
+                eos_ids: files.eos_ids,
+                add_bos: files.add_bos,
+                add_eos: files.add_eos,
+            };
+            let vocab = HfVocab::parse(files.json, &config).map_err(bad)?;
+            build_image(&vocab.source()).map_err(bad)
+        }
     }
 }

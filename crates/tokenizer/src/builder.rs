@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::TokenizerError;
 use crate::hash;
 use crate::layout::{
-    ALIGN, FLAG_ADD_BOS, FLAG_ADD_EOS, FLAG_IGNORE_MERGES, FLAG_STRIP_LEADING_SPACE, HEADER_LEN,
-    Layout, MAX_PROBE, N_SECTIONS, NONE, Section, TYPE_LSTRIP, TYPE_RSTRIP,
+    ALIGN, FLAG_ADD_BOS, FLAG_ADD_EOS, FLAG_IGNORE_MERGES, FLAG_NFC, FLAG_STRIP_LEADING_SPACE,
+    HEADER_LEN, Layout, MAX_PROBE, N_SECTIONS, NONE, Section, TYPE_LSTRIP, TYPE_RSTRIP,
 };
 use crate::pretok::PreTokenizer;
 use crate::source::{TokenType, VocabKind, VocabSource};
@@ -26,11 +26,10 @@ const SEEDS: u64 = 16;
 /// or scores its kind needs, has arrays of the wrong length, or names ids that do not exist.
 pub fn build_image(source: &VocabSource<'_>) -> Result<Vec<u8>, TokenizerError> {
     let types = check(source)?;
-    let (kind, pre) = match &source.kind {
-        VocabKind::Bpe { pre } => (KIND_BPE, PreTokenizer::from_name(pre)?),
+    let (kind, pre) = match source.kind {
+        VocabKind::Bpe { pre } => (KIND_BPE, pre),
         VocabKind::Spm => (KIND_SPM, PreTokenizer::Whole),
-        VocabKind::BpeChars { split_newlines: true } => (KIND_BPE_CHARS, PreTokenizer::Lines),
-        VocabKind::BpeChars { split_newlines: false } => (KIND_BPE_CHARS, PreTokenizer::Whole),
+        VocabKind::BpeChars { pre } => (KIND_BPE_CHARS, pre),
     };
     let mut build = Build {
         kind,
@@ -327,10 +326,11 @@ impl Build<'_> {
         Some(table)
     }
 
-    /// Bits for the pairs of bytes that stand side by side inside a findable token.
+    /// Bits for the pairs of bytes that stand side by side inside what merges can make.
     fn adjacency(&self) -> Vec<u8> {
         let mut bits = vec![0u8; 8192];
-        for &id in &self.findable {
+        let made = self.spelt.texts.len() as u32..self.offsets.len() as u32 - 1;
+        for id in self.findable.iter().copied().chain(made) {
             for pair in self.symbol(id).windows(2) {
                 let bit = usize::from(pair[0]) << 8 | usize::from(pair[1]);
                 bits[bit >> 3] |= 1 << (bit & 7);
@@ -339,14 +339,20 @@ impl Build<'_> {
         bits
     }
 
-    fn special_trie(&self, n_tokens: u32) -> TrieBuilder {
-        let specials = (0..n_tokens).filter(|&id| {
-            matches!(
-                self.types[id as usize],
-                TokenType::Control | TokenType::UserDefined | TokenType::Unknown
-            ) && !self.symbol(id).is_empty()
-        });
-        TrieBuilder::new(specials.map(|id| (self.symbol(id), id)).collect())
+    /// Special tokens as text has them when they are looked for.
+    fn special_trie(&self, source: &VocabSource<'_>) -> TrieBuilder {
+        let mut specials = Vec::new();
+        for (id, &spelt) in source.tokens.iter().enumerate() {
+            let id = id as u32;
+            let text = if self.kind == KIND_BPE_CHARS { spelt } else { self.symbol(id) };
+            let kind = self.types[id as usize];
+            if !matches!(kind, TokenType::Normal | TokenType::Unused | TokenType::Byte)
+                && !text.is_empty()
+            {
+                specials.push((text, id));
+            }
+        }
+        TrieBuilder::new(specials)
     }
 
     fn end_ids(source: &VocabSource<'_>) -> Vec<u32> {
@@ -381,7 +387,7 @@ impl Build<'_> {
                 type_bits[id as usize] |= flag;
             }
         }
-        let trie = self.special_trie(n_tokens);
+        let trie = self.special_trie(source);
         let scores: Vec<u8> = match &source.scores {
             // -0.0 becomes 0.0, so that comparing bits and comparing numbers agree.
             Some(scores) => scores.iter().flat_map(|&s| (s + 0.0).to_le_bytes()).collect(),
@@ -410,6 +416,7 @@ impl Build<'_> {
             (source.add_bos, FLAG_ADD_BOS),
             (source.add_eos, FLAG_ADD_EOS),
             (source.ignore_merges, FLAG_IGNORE_MERGES),
+            (source.nfc, FLAG_NFC),
             (source.strip_leading_space, FLAG_STRIP_LEADING_SPACE),
         ];
         let ids = source.ids;
@@ -501,6 +508,11 @@ fn unescape_spaces(text: &[u8], out: &mut Vec<u8>) {
 /// itself, the other 68 bytes are, in order, U+0100 and up.
 struct ByteAlphabet {
     chars: [char; 256],
+}
+
+/// The characters in which byte-level BPE spells the bytes 0 to 255.
+pub(crate) fn byte_alphabet() -> [char; 256] {
+    ByteAlphabet::new().chars
 }
 
 impl ByteAlphabet {

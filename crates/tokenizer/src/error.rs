@@ -104,4 +104,19 @@ pub enum TokenizerError {
         /// The line reached, from 1; 0 when unknown.
         line: usize,
     },
+    /// A `tokenizer.json` is not what it should be.
+    #[error("tokenizer.json: {problem}")]
+    BadTokenizerJson {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A `tokenizer.json` describes a pipeline of which a part is not known here.
+    #[error(
+        "tokenizer.json uses {what}, which is not supported (byte-level BPE with a known pattern \
+         and BPE with U+2581 for spaces are)"
+    )]
+    UnsupportedTokenizerJson {
+        /// The part.
+        what: String,
+    },
 }

@@ -3,6 +3,7 @@
 //! The file itself is read elsewhere; this module sees it through [`GgufMeta`].
 
 use crate::TokenizerError;
+use crate::pretok::PreTokenizer;
 use crate::source::{SpacePrefix, SpecialIds, TokenType, VocabKind, VocabSource};
 
 /// Access to a GGUF file's metadata. Each method returns `None` when the key is absent or holds
@@ -69,13 +70,16 @@ pub fn vocab_from_gguf<'a>(
 ) -> Result<VocabSource<'a>, TokenizerError> {
     let missing = |key| TokenizerError::MissingMetadata { key };
     let model = meta.string("tokenizer.ggml.model").ok_or(missing("tokenizer.ggml.model"))?;
+    let mut whole_words_and_bos = false;
     let kind = match model {
         "gpt2" => {
             let pre = pre.or_else(|| meta.string("tokenizer.ggml.pre"));
-            VocabKind::Bpe { pre: pre.ok_or(missing("tokenizer.ggml.pre"))?.to_string() }
+            let name = pre.ok_or(missing("tokenizer.ggml.pre"))?;
+            whole_words_and_bos = WHOLE_WORDS_AND_BOS.contains(&name);
+            VocabKind::Bpe { pre: PreTokenizer::from_name(name)? }
         }
         "llama" => VocabKind::Spm,
-        "gemma4" => VocabKind::BpeChars { split_newlines: true },
+        "gemma4" => VocabKind::BpeChars { pre: PreTokenizer::Lines },
         _ => {
             return Err(TokenizerError::UnknownModel {
                 name: model.to_string(),
@@ -96,8 +100,10 @@ pub fn vocab_from_gguf<'a>(
         None => None,
     };
     read_ids(meta, &mut source)?;
-    read_rules(meta, &mut source);
-    find_named(meta, &mut source);
+    read_rules(meta, &mut source, whole_words_and_bos);
+    let strips =
+        source.kind == VocabKind::Spm && meta.string("general.architecture") == Some("phi3");
+    find_named(&mut source, strips);
     Ok(source)
 }
 
@@ -143,11 +149,11 @@ fn read_ids(meta: &dyn GgufMeta, source: &mut VocabSource<'_>) -> Result<(), Tok
     Ok(())
 }
 
-fn read_rules(meta: &dyn GgufMeta, source: &mut VocabSource<'_>) {
-    let (bos, whole_words, prefix) = match &source.kind {
+fn read_rules(meta: &dyn GgufMeta, source: &mut VocabSource<'_>, whole_words_and_bos: bool) {
+    let (bos, whole_words, prefix) = match source.kind {
         VocabKind::Bpe { pre } => {
-            let known = WHOLE_WORDS_AND_BOS.contains(&pre.as_str());
-            (known, known || pre == "minicpm5", false)
+            let whole_words = whole_words_and_bos || pre == PreTokenizer::MiniCpm5;
+            (whole_words_and_bos, whole_words, false)
         }
         VocabKind::Spm => (true, false, true),
         VocabKind::BpeChars { .. } => (true, false, false),
@@ -163,12 +169,11 @@ fn read_rules(meta: &dyn GgufMeta, source: &mut VocabSource<'_>) {
     }
 }
 
-/// Finds what files leave out: tokens that end a generation, and tokens that swallow white space.
-fn find_named(meta: &dyn GgufMeta, source: &mut VocabSource<'_>) {
+/// Finds what files leave out: tokens that end a generation and, with `strips`, control tokens
+/// that swallow the white space behind them.
+pub(crate) fn find_named(source: &mut VocabSource<'_>, strips: bool) {
     let ids = source.ids;
     let roles = [ids.bos, ids.eos, ids.eot, ids.eom];
-    let strips =
-        source.kind == VocabKind::Spm && meta.string("general.architecture") == Some("phi3");
     let mut types = source.token_types.take();
     for (at, &text) in source.tokens.iter().enumerate() {
         let id = at as u32;

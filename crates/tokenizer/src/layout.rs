@@ -29,6 +29,7 @@ pub(crate) const FLAG_ADD_BOS: u32 = 1;
 pub(crate) const FLAG_ADD_EOS: u32 = 2;
 pub(crate) const FLAG_IGNORE_MERGES: u32 = 4;
 pub(crate) const FLAG_STRIP_LEADING_SPACE: u32 = 8;
+pub(crate) const FLAG_NFC: u32 = 16;
 
 /// The arrays of an image, in file order.
 #[derive(Clone, Copy, PartialEq, Eq)]

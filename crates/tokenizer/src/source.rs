@@ -1,21 +1,24 @@
 //! The plain form of a vocabulary that the builder takes: slices and numbers, no file format.
 
+use crate::pretok::PreTokenizer;
+
 /// How text becomes tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VocabKind {
     /// Byte-level BPE: tokens are spelt in the printable alphabet of GPT-2, text is first cut by a
     /// pre-tokenizer, then merged by rank.
     Bpe {
-        /// The pre-tokenizer's name as GGUF files give it in `tokenizer.ggml.pre`.
-        pre: String,
+        /// How text is cut.
+        pre: PreTokenizer,
     },
     /// SentencePiece BPE: U+2581 stands for a space, merged by score, bytes as a fallback.
     Spm,
     /// Merges by rank over characters, U+2581 standing for a space, bytes as a fallback: the form
-    /// in which `tokenizer.json` files hold SentencePiece vocabularies.
+    /// in which `tokenizer.json` files hold SentencePiece vocabularies. Special tokens are found
+    /// as they are spelt, before spaces are escaped.
     BpeChars {
-        /// Whether text is first cut into runs of newlines and runs of anything else.
-        split_newlines: bool,
+        /// How text is cut.
+        pre: PreTokenizer,
     },
 }
 
@@ -128,6 +131,8 @@ pub struct VocabSource<'a> {
     pub strip_leading_space: bool,
     /// BPE: take a whole word that is a token as it is, even if merges would not reach it.
     pub ignore_merges: bool,
+    /// Whether text is put into Unicode's normal form C first.
+    pub nfc: bool,
     /// Special tokens that also swallow the white space before them.
     pub lstrip_ids: Vec<u32>,
     /// Special tokens that also swallow the white space after them.
@@ -150,6 +155,7 @@ impl<'a> VocabSource<'a> {
             space_prefix: SpacePrefix::Never,
             strip_leading_space: false,
             ignore_merges: false,
+            nfc: false,
             lstrip_ids: Vec::new(),
             rstrip_ids: Vec::new(),
         }

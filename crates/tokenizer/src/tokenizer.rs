@@ -4,12 +4,14 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
 use crate::TokenizerError;
 use crate::builder::{KIND_BPE, KIND_BPE_CHARS, KIND_SPM};
 use crate::hash;
 use crate::layout::{
-    FLAG_ADD_BOS, FLAG_ADD_EOS, FLAG_IGNORE_MERGES, FLAG_STRIP_LEADING_SPACE, Layout, NONE, View,
-    u32_at,
+    FLAG_ADD_BOS, FLAG_ADD_EOS, FLAG_IGNORE_MERGES, FLAG_NFC, FLAG_STRIP_LEADING_SPACE, Layout,
+    NONE, View, u32_at,
 };
 use crate::merge::{MergeScratch, merge_word};
 use crate::pretok::PreTokenizer;
@@ -173,48 +175,44 @@ impl Tokenizer {
 
     /// Takes the special tokens out of `text` and normalizes what lies between them.
     fn plan<'t>(&self, view: &View<'_>, text: &'t str, parse_special: bool) -> Plan<'t> {
+        let escaped = self.layout.kind != KIND_BPE && text.contains('\u{2581}');
         let accept = if parse_special { Accept::All } else { Accept::UserDefined };
-        let mut pieces = Vec::new();
-        if self.layout.kind == KIND_BPE {
-            partition(view, text, 0..text.len(), accept, &mut pieces);
-            return Plan { text: Cow::Borrowed(text), items: pieces };
-        }
-        // A vocabulary of this kind cannot tell U+2581 from a space. Control tokens are matched
-        // as they are spelt, everything else as it reads after that.
-        let escaped = text.contains('\u{2581}');
-        let plain = !escaped && self.space_prefix == SpacePrefix::Never;
-        if plain {
-            partition(view, text, 0..text.len(), accept, &mut pieces);
-            return Plan { text: Cow::Borrowed(text), items: pieces };
-        }
-        let spaced = if escaped {
-            let mut spaced = String::with_capacity(text.len());
+        let mut items = Vec::new();
+        if escaped && self.layout.kind == KIND_SPM {
+            // Control tokens are found as they are spelt, tokens that stand for text as it reads
+            // when U+2581 is a space.
             let mut outer = Vec::new();
             if parse_special {
                 partition(view, text, 0..text.len(), Accept::Control, &mut outer);
             } else {
                 outer.push(Item::Text(0..text.len()));
             }
-            for item in outer {
-                let Item::Text(range) = item else {
-                    pieces.push(item);
-                    continue;
-                };
-                let start = spaced.len();
-                spaced.push_str(&text[range].replace('\u{2581}', " "));
-                partition(view, &spaced, start..spaced.len(), Accept::UserDefined, &mut pieces);
+            let outer = self.normalize(Cow::Borrowed(text), outer, true, SpacePrefix::Never);
+            for item in outer.items {
+                match item {
+                    Item::Token(_) => items.push(item),
+                    Item::Text(range) => {
+                        partition(view, &outer.text, range, Accept::UserDefined, &mut items);
+                    }
+                }
             }
-            Cow::Owned(spaced)
-        } else {
-            partition(view, text, 0..text.len(), accept, &mut pieces);
-            Cow::Borrowed(text)
-        };
-        self.with_space_prefix(spaced, pieces)
+            return self.normalize(outer.text, items, false, self.space_prefix);
+        }
+        partition(view, text, 0..text.len(), accept, &mut items);
+        self.normalize(Cow::Borrowed(text), items, escaped, self.space_prefix)
     }
 
-    /// Puts a space before the stretches of text that want one.
-    fn with_space_prefix<'t>(&self, text: Cow<'t, str>, items: Vec<Item>) -> Plan<'t> {
-        if self.space_prefix == SpacePrefix::Never {
+    /// Puts the stretches of text into the form the vocabulary knows: normal form C if it wants
+    /// that, spaces for U+2581 if `escaped`, and a space in front where the rule says so.
+    fn normalize<'t>(
+        &self,
+        text: Cow<'t, str>,
+        items: Vec<Item>,
+        escaped: bool,
+        prefix: SpacePrefix,
+    ) -> Plan<'t> {
+        let nfc = self.flag(FLAG_NFC) && is_nfc_quick(text.chars()) != IsNormalized::Yes;
+        if !nfc && !escaped && prefix == SpacePrefix::Never {
             return Plan { text, items };
         }
         let mut out = String::with_capacity(text.len() + items.len());
@@ -224,9 +222,15 @@ impl Tokenizer {
                 plan.push(item);
                 continue;
             };
-            let segment = &text[range];
+            let mut segment = Cow::Borrowed(&text[range]);
+            if nfc {
+                segment = Cow::Owned(segment.nfc().collect());
+            }
+            if escaped {
+                segment = Cow::Owned(segment.replace('\u{2581}', " "));
+            }
             let start = out.len();
-            let wanted = match self.space_prefix {
+            let wanted = match prefix {
                 SpacePrefix::Never => false,
                 SpacePrefix::EverySegment => true,
                 SpacePrefix::EverySegmentWithoutSpace => !segment.starts_with(' '),
@@ -235,7 +239,7 @@ impl Tokenizer {
             if wanted {
                 out.push(' ');
             }
-            out.push_str(segment);
+            out.push_str(&segment);
             plan.push(Item::Text(start..out.len()));
         }
         Plan { text: Cow::Owned(out), items: plan }
@@ -346,24 +350,33 @@ impl<'t> Encoder<'_, 't> {
         match self.view.layout.kind {
             KIND_BPE => pre.split(text, |range| self.cached(&text[range], Self::word)),
             KIND_SPM => self.segments(text, Self::spm_segment),
-            _ => pre.split(text, |range| self.segments(&text[range], Self::char_word)),
+            // A whole piece may be a token that no merge makes; then it must stay whole.
+            _ => pre.split(text, |range| {
+                self.unknown_open = false;
+                if self.ignore_merges {
+                    self.cached(&text[range], Self::char_word);
+                } else {
+                    self.segments(&text[range], Self::char_word);
+                }
+            }),
         }
     }
 
     /// Encodes `word` with `encode`, or copies what it became earlier in the same text.
     fn cached(&mut self, word: &'t str, encode: fn(&mut Self, &str)) {
-        let slot = match self.cache.get(word) {
-            Ok(ids) => {
-                self.out.extend_from_within(ids);
-                self.unknown_open = false;
-                return;
+        // Behind unknown text a word that starts with more of it becomes something else.
+        if self.unknown_open {
+            return encode(self, word);
+        }
+        match self.cache.get(word) {
+            Ok(ids) => self.out.extend_from_within(ids),
+            Err(slot) => {
+                let start = self.out.len();
+                encode(self, word);
+                if !self.unknown_open {
+                    self.cache.put(slot, word, start..self.out.len());
+                }
             }
-            Err(slot) => slot,
-        };
-        let (start, unknown_before) = (self.out.len(), self.unknown_open);
-        encode(self, word);
-        if !unknown_before && !self.unknown_open {
-            self.cache.put(slot, word, start..self.out.len());
         }
     }
 
@@ -399,9 +412,16 @@ impl<'t> Encoder<'_, 't> {
 
     /// A word of BPE over characters.
     fn char_word(&mut self, word: &str) {
+        if self.ignore_merges
+            && let Some(id) = self.view.find(word.as_bytes())
+        {
+            self.out.push(id);
+            self.unknown_open = false;
+            return;
+        }
         self.merge.symbols.clear();
         let unk = Some(self.view.layout.ids[4]).filter(|&id| id != NONE);
-        let mut fused = false;
+        let mut fused = self.unknown_open;
         for (start, c) in word.char_indices() {
             let bytes = &word.as_bytes()[start..start + c.len_utf8()];
             let symbols = &mut self.merge.symbols;
@@ -416,6 +436,7 @@ impl<'t> Encoder<'_, 't> {
                 fused = true;
             }
         }
+        self.unknown_open = fused;
         self.merge_symbols();
     }
 

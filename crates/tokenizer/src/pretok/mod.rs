@@ -61,6 +61,8 @@ pub enum PreTokenizer {
     Laguna = 19,
     /// Bailing.
     Bailing = 20,
+    /// Before every space.
+    Words = 21,
 }
 
 const GPT2: Stage = &[
@@ -79,6 +81,9 @@ const THREE_ASCII_DIGITS: Stage = &[Alt::Three(ASCII_DIGITS)];
 const ONE_NEWLINE: Stage = &[Alt::UpTo(Class::Custom(newlines), 1)];
 const LINES: Stage =
     &[Alt::Run(Class::Custom(|c| c != '\n')), Alt::Run(Class::Custom(|c| c == '\n'))];
+
+const WORDS: Stage =
+    &[Alt::SpaceThen(Class::Custom(|c| c != ' ')), Alt::UpTo(Class::Custom(|c| c == ' '), 1)];
 
 /// The family of Llama 3 and Qwen 2, which differ in how many digits make a piece.
 macro_rules! llama3_family {
@@ -220,6 +225,7 @@ impl PreTokenizer {
             PreTokenizer::Ufakzeka => &[UFAKZEKA],
             PreTokenizer::Laguna => &[LINES, QWEN2],
             PreTokenizer::Bailing => &[QWEN2],
+            PreTokenizer::Words => &[WORDS],
         }
     }
 
@@ -251,7 +257,7 @@ impl PreTokenizer {
     }
 
     pub(crate) fn from_code(code: u32) -> Option<PreTokenizer> {
-        let nameless = [PreTokenizer::Whole, PreTokenizer::Lines];
+        let nameless = [PreTokenizer::Whole, PreTokenizer::Lines, PreTokenizer::Words];
         let named = NAMES.iter().map(|&(pre, _)| pre);
         nameless.into_iter().chain(named).find(|pre| pre.code() == code)
     }
