@@ -154,7 +154,7 @@ pub mod tests {
             for input in batch {
                 let n = input.tokens.len();
                 self.steps.push((input.first_position, n, input.logits));
-                assert_eq!(input.block_table.len(), (input.first_position + n).div_ceil(16));
+                assert!(input.block_table.len() >= (input.first_position + n).div_ceil(16));
                 for (i, &token) in input.tokens.iter().enumerate() {
                     let wanted = match input.logits {
                         LogitsWanted::None => false,

@@ -15,6 +15,10 @@ mod open;
 mod perplexity;
 mod stats;
 
+#[cfg(test)]
+pub use forward::tests::Fake;
+pub use stats::argmax;
+
 use std::{io::Write as _, process::ExitCode};
 
 use dunlin_spec::KvType;

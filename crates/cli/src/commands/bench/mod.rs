@@ -1,0 +1,190 @@
+//! `dunlin bench`: the speed of a model on this machine, beside the machine's limits and, if asked,
+//! beside other engines on the same file in the same run.
+//!
+//! Rows run on the backend itself, one step after another, with the greedy choice of a token as a
+//! real decode would make it; scheduling, sampling and text are not in them. Repetitions are
+//! interleaved: each goes through all rows, ours and the peers', so that what drifts on a shared
+//! machine drifts for all.
+
+mod child;
+mod limits;
+mod machine;
+mod open;
+mod ours;
+mod peers;
+mod report;
+mod row;
+mod setup;
+mod summary;
+
+use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use dunlin_checkpoint::ModelFile;
+use dunlin_tensor::Backend;
+
+use crate::{load::model_path, model_args::ModelArgs, note, outcome::unusable};
+use child::{Child, FOOTPRINT_CONTEXT};
+use limits::Work;
+use machine::MachineProbe;
+use ours::{Runner, kv_tokens};
+use peers::{Attention, Peer};
+use report::{Report, Setting};
+use row::Row;
+use setup::PEERS;
+
+/// Larger than any block of KV: rows are given whole blocks.
+const MAX_BLOCK_TOKENS: usize = 1024;
+/// Between two measurements: threads that spin for a while after their work go to sleep.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Measure speed beside this machine's limits, and beside other engines
+///
+/// Rows: ppN is a prompt of N tokens; tgN generates N tokens from empty, tgN@DEPTH after DEPTH
+/// tokens; bS is 32 steps of S sequences that hold 128 tokens each.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What to measure
+    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    #[arg(default_value = "pp512,tg128,tg16@2048,b16")]
+    rows: Vec<Row>,
+
+    /// Repetitions of each row
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    reps: usize,
+
+    /// Measure ik_llama.cpp and llama.cpp too, from their Python packages (set up on first use)
+    #[arg(long)]
+    compare: bool,
+
+    /// Measure how long a start takes, and the peak of memory
+    #[arg(long)]
+    startup: bool,
+
+    /// Write one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Be a process whose start or memory is measured.
+    #[arg(long, hide = true)]
+    child: Option<Child>,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let path = model_path(&args.model)?;
+    if let Some(child) = args.child {
+        child::run(child, &args.model, &path)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.reps == 0 {
+        return Err(unusable("--reps is 0: nothing to measure"));
+    }
+    let file = ModelFile::open(&path)?;
+    let work = Work::of(&file);
+    let file_bytes = file.files().into_iter().map(|f| Ok(std::fs::metadata(f)?.len()));
+    let file_bytes: u64 = file_bytes.sum::<std::io::Result<u64>>()?;
+    drop(file);
+
+    // Before the model is in memory, and before anything spins.
+    let startup = args.startup.then(|| child::startup(&args.model, &path, args.reps.max(5)));
+    let startup = startup.transpose()?;
+    let memory =
+        args.startup.then(|| child::footprint(&args.model, &path, file_bytes)).transpose()?;
+
+    let mut report = measure(&args, &path, &work, file_bytes)?;
+    report.startup = startup;
+    report.memory = memory;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+        note!("{}", report.table());
+    } else {
+        write!(out, "{}", report.table())?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All rows, all repetitions.
+fn measure(args: &Args, path: &Path, work: &Work, file_bytes: u64) -> anyhow::Result<Report> {
+    let threads = args.model.threads()?;
+    let mut rows = args.rows.clone();
+    let mut seen = std::collections::BTreeSet::new();
+    rows.retain(|row| seen.insert(*row));
+    let longest = rows.iter().map(|r| r.length()).max().unwrap_or(1);
+    let kv = kv_tokens(&rows, MAX_BLOCK_TOKENS);
+    let mut loaded = open::load_for(&args.model, path, longest.next_multiple_of(256), kv)?;
+    let backend = &mut loaded.backend;
+    let kv_bytes_per_token = backend.block_bytes() as f64 / backend.block_tokens() as f64;
+    let kv_values = backend.spec().kv_values_per_token().max(1) as f64;
+    let setting = Setting {
+        model: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        file_bytes,
+        threads,
+        activations: args.model.activations.to_string(),
+        kv_type: args.model.kv_type()?.to_string(),
+        version: env!("CARGO_PKG_VERSION"),
+        weight_bytes_per_step: work.bytes_per_step,
+        kv_bytes_per_token,
+    };
+    let mut probe = MachineProbe::new(threads)?;
+    let mut runner = Runner::new(backend, &rows)?;
+    let (mut peers, errors) = start_peers(args, path, threads)?;
+    let mut found: Vec<(Row, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
+    for repetition in 0..args.reps {
+        note!("repetition {} of {}", repetition + 1, args.reps);
+        probe.measure();
+        for (index, (row, speeds)) in found.iter_mut().enumerate() {
+            speeds.push(runner.run(index)?);
+            std::thread::sleep(SETTLE);
+            for peer in &mut peers {
+                for attention in Attention::ALL {
+                    peer.run(*row, attention)?;
+                    std::thread::sleep(SETTLE);
+                }
+            }
+        }
+    }
+    if args.startup {
+        for peer in &mut peers {
+            peer.measure_footprint(FOOTPRINT_CONTEXT)
+                .with_context(|| format!("{}'s memory", peer.package().title))?;
+        }
+    }
+    let peers: BTreeMap<_, _> = peers.into_iter().map(|p| (p.package().name, p.finish())).collect();
+    let machine = probe.machine().clone();
+    let kv_bytes_per_value = kv_bytes_per_token / kv_values;
+    let activations = args.model.activations;
+    let mut report =
+        Report::new(setting, found, machine, work, activations, kv_bytes_per_value, peers);
+    report.peer_errors = errors;
+    Ok(report)
+}
+
+/// The peers that can be had, and why the others cannot.
+#[allow(clippy::type_complexity, reason = "two lists")]
+fn start_peers(
+    args: &Args,
+    path: &Path,
+    threads: usize,
+) -> anyhow::Result<(Vec<Peer>, BTreeMap<&'static str, String>)> {
+    let (mut peers, mut errors) = (Vec::new(), BTreeMap::new());
+    for package in PEERS.iter().filter(|_| args.compare) {
+        match Peer::start(package, path, threads) {
+            Ok(peer) => peers.push(peer),
+            Err(error) => {
+                note!("{error:#}");
+                errors.insert(package.name, format!("{error:#}"));
+            }
+        }
+    }
+    if args.compare && peers.is_empty() {
+        anyhow::bail!("no peer could be set up");
+    }
+    Ok((peers, errors))
+}
