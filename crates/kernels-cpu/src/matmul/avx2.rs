@@ -2,11 +2,11 @@
 //! inputs, half a panel.
 
 use super::format::{Format, with_format};
-use super::generic::{self, Dot, Planes, Product, Terms};
+use super::generic::{self, ColumnBlock, Dot, Planes, Product, Terms, tile_steps};
 use super::{Columns, FloatColumns, Int8Columns, Output, Scratch};
 use crate::isa::CpuFeatures;
 use crate::pack::{Codes, PackedMatrix, Scales};
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 use std::ops::Range;
 
 /// # Safety
@@ -205,6 +205,37 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn tile_sums<F: Format, const C: usize>(
+        codes: *const u8,
+        columns: &[ColumnBlock; C],
+    ) -> [[Self::Acc; C]; 2] {
+        unsafe {
+            let steps = const { steps::<F>() };
+            if VNNI || C != 4 || steps == 1 {
+                return tile_steps::<Self, F, C>(codes, columns);
+            }
+            let mut sums = [std::array::from_fn(|c| Self::start::<F>(columns[c].sums)); 2];
+            let q = columns[0].q;
+            let stride = columns[1].q as usize - q as usize;
+            match steps {
+                8 => widen(&mut sums, int16_sums_of_8(codes, q, stride), 0),
+                4 => {
+                    widen(&mut sums, int16_sums_of_4(codes, q, stride), 0);
+                    let second = int16_sums_of_4(codes.add(128), q.add(16), stride);
+                    widen(&mut sums, second, usize::from(F::HALVES));
+                }
+                _ => {
+                    for i in 0..4 {
+                        let short = int16_sums_of_2(codes.add(64 * i), q.add(8 * i), stride);
+                        widen(&mut sums, short, if F::HALVES { i / 2 } else { 0 });
+                    }
+                }
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
     unsafe fn sums<F: Format>(acc: Self::Acc) -> [__m256; 2] {
         unsafe { acc.0.map(|i| _mm256_cvtepi32_ps(i)) }
     }
@@ -282,6 +313,107 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 }
+
+/// Sums of a block of two parts by four columns.
+type TileSums<const C: usize> = [[([__m256i; 2], __m256i); C]; 2];
+
+/// Adds the pairwise sums of int16 sums, in [`int16_sums_of_8`]'s order, to half
+/// `to`.
+#[inline(always)]
+unsafe fn widen<const C: usize>(sums: &mut TileSums<C>, short: [__m256i; 8], to: usize) {
+    for (i, short) in short.into_iter().enumerate() {
+        let acc = &mut sums[i % 2][i / 2].0[to];
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let wide = _mm256_madd_epi16(short, _mm256_set1_epi16(1));
+            *acc = _mm256_add_epi32(*acc, wide);
+        }
+    }
+}
+
+/// One code group of two parts times four columns, each product added to (or, for the first group,
+/// put into) its int16 sum. Written out because the compiler, left to itself, hoists loads and
+/// spills.
+macro_rules! group {
+    ($at:literal, $q:literal, $first:tt) => {
+        concat!(
+            "vmovdqa {w0}, [{codes} + ", $at, "]\n",
+            "vmovdqa {w1}, [{codes} + ", $at, " + 256]\n",
+            "vpbroadcastd {x0}, [{q} + ", $q, "]\n",
+            "vpbroadcastd {x1}, [{q} + {stride} + ", $q, "]\n",
+            group!(@add $first, "a0", "w0", "x0", "t0"),
+            group!(@add $first, "a1", "w1", "x0", "t1"),
+            "vpbroadcastd {x0}, [{q} + 2*{stride} + ", $q, "]\n",
+            group!(@add $first, "a2", "w0", "x1", "t0"),
+            group!(@add $first, "a3", "w1", "x1", "t1"),
+            "vpbroadcastd {x1}, [{q} + {stride3} + ", $q, "]\n",
+            group!(@add $first, "a4", "w0", "x0", "t0"),
+            group!(@add $first, "a5", "w1", "x0", "t1"),
+            group!(@add $first, "a6", "w0", "x1", "t0"),
+            group!(@add $first, "a7", "w1", "x1", "t1"),
+        )
+    };
+    (@add true, $a:literal, $w:literal, $x:literal, $t:literal) => {
+        concat!("vpmaddubsw {", $a, "}, {", $w, "}, {", $x, "}\n")
+    };
+    (@add false, $a:literal, $w:literal, $x:literal, $t:literal) => {
+        concat!(
+            "vpmaddubsw {", $t, "}, {", $w, "}, {", $x, "}\n",
+            "vpaddw {", $a, "}, {", $a, "}, {", $t, "}\n",
+        )
+    };
+}
+
+/// A function that sums the named groups; element `2 c + p` of its result is part `p`, column `c`.
+macro_rules! int16_sums {
+    ($name:ident, $($group:expr),*) => {
+        /// # Safety
+        /// AVX2; two parts of codes and four columns are readable.
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $name(codes: *const u8, q: *const i8, stride: usize) -> [__m256i; 8] {
+            let (a0, a1, a2, a3): (__m256i, __m256i, __m256i, __m256i);
+            let (a4, a5, a6, a7): (__m256i, __m256i, __m256i, __m256i);
+            // SAFETY: reads only what the caller's contract says, and writes registers alone.
+            unsafe {
+                asm!(
+                    $($group),*,
+                    codes = in(reg) codes, q = in(reg) q,
+                    stride = in(reg) stride, stride3 = in(reg) 3 * stride,
+                    a0 = out(ymm_reg) a0, a1 = out(ymm_reg) a1,
+                    a2 = out(ymm_reg) a2, a3 = out(ymm_reg) a3,
+                    a4 = out(ymm_reg) a4, a5 = out(ymm_reg) a5,
+                    a6 = out(ymm_reg) a6, a7 = out(ymm_reg) a7,
+                    w0 = out(ymm_reg) _, w1 = out(ymm_reg) _,
+                    x0 = out(ymm_reg) _, x1 = out(ymm_reg) _,
+                    t0 = out(ymm_reg) _, t1 = out(ymm_reg) _,
+                    options(nostack, readonly, pure, preserves_flags),
+                );
+            }
+            [a0, a1, a2, a3, a4, a5, a6, a7]
+        }
+    };
+}
+
+int16_sums!(
+    int16_sums_of_8,
+    group!("0", "0", true),
+    group!("32", "4", false),
+    group!("64", "8", false),
+    group!("96", "12", false),
+    group!("128", "16", false),
+    group!("160", "20", false),
+    group!("192", "24", false),
+    group!("224", "28", false)
+);
+int16_sums!(int16_sums_of_2, group!("0", "0", true), group!("32", "4", false));
+int16_sums!(
+    int16_sums_of_4,
+    group!("0", "0", true),
+    group!("32", "4", false),
+    group!("64", "8", false),
+    group!("96", "12", false)
+);
 
 #[inline(always)]
 unsafe fn half_floats(p: *const u8) -> __m256 {

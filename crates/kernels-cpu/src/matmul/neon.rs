@@ -376,50 +376,77 @@ impl<const BYTES: u8> Dot for Neon<BYTES> {
     ) -> [[Sums; C]; 2] {
         unsafe {
             match BYTES {
-                // No closures around the newer instructions: they would not be compiled for them.
-                MATRIX => [
-                    matrix_sums::<F, C>(codes, columns),
-                    matrix_sums::<F, C>(codes.add(128), columns),
-                ],
+                MATRIX => matrix_sums::<F, C>(codes, columns),
+                WIDEN => [0, 128].map(|part| widen_sums::<F, C>(codes.add(part), columns)),
                 _ => generic::tile_steps::<Self, F, C>(codes, columns),
             }
         }
     }
 }
 
-/// The exact sums of one block of a part by `C` columns, which go in pairs; a last odd one is its
-/// own partner.
+/// The exact sums of one block of one part of a tile: the sums of both parts at once, each in four
+/// registers, would not fit.
 ///
 /// # Safety
-/// The CPU has int8 matrix products; `codes` are eight groups as `for_tile` leaves them.
+/// `codes` are eight groups, and the columns have the block.
 #[inline(always)]
-unsafe fn matrix_sums<F: Format, const C: usize>(
+unsafe fn widen_sums<F: Format, const C: usize>(
     codes: *const u8,
     columns: &[ColumnBlock; C],
 ) -> [Sums; C] {
     // SAFETY: the caller's contract.
     unsafe {
-        let mut sums = columns.map(|column| Neon::<MATRIX>::start::<F>(column.sums));
+        let mut sums: [Sums; C] =
+            std::array::from_fn(|c| Neon::<WIDEN>::start::<F>(columns[c].sums));
+        for g in 0..8 {
+            let codes = vld1q_s8(codes.add(16 * g).cast());
+            for (sums, column) in sums.iter_mut().zip(columns) {
+                let x = Neon::<WIDEN>::inputs(column.q.add(4 * g));
+                Neon::<WIDEN>::step::<F>(sums, g, codes, x);
+            }
+        }
+        sums
+    }
+}
+
+/// The exact sums of one block of a tile; columns go in pairs, and a last odd one is its own
+/// partner.
+///
+/// # Safety
+/// The CPU has int8 matrix products; `codes` are eight groups of each part as `for_tile` leaves
+/// them.
+#[inline(always)]
+unsafe fn matrix_sums<F: Format, const C: usize>(
+    codes: *const u8,
+    columns: &[ColumnBlock; C],
+) -> [[Sums; C]; 2] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let start: [Sums; C] = std::array::from_fn(|c| Neon::<MATRIX>::start::<F>(columns[c].sums));
+        let mut sums = [start; 2];
         for half in 0..if F::HALVES { 2 } else { 1 } {
-            // `[pair of columns][pair of rows]`; a pair beyond the last stays unused.
-            let mut squares = [[vdupq_n_s32(0); 2]; C];
+            // `[pair of columns][pair of rows]`; pairs beyond the last stay unused.
+            let mut squares = [[vdupq_n_s32(0); 4]; C];
             for step in if F::HALVES { 2 * half..2 * half + 2 } else { 0..4 } {
-                let rows = [0, 16].map(|at| Neon::<MATRIX>::get_codes(codes.add(32 * step + at)));
+                let rows = [0, 16, 128, 144].map(|at| vld1q_s8(codes.add(32 * step + at).cast()));
                 for (pair, squares) in squares[..C.div_ceil(2)].iter_mut().enumerate() {
                     let (first, second) = (2 * pair, (2 * pair + 1).min(C - 1));
                     let x = [first, second].map(|c| vld1_s8(columns[c].q.add(8 * step)));
                     let x = vcombine_s8(x[0], x[1]);
-                    squares[0] = smmla(squares[0], rows[0], x);
-                    squares[1] = smmla(squares[1], rows[1], x);
+                    for (square, rows) in squares.iter_mut().zip(rows) {
+                        *square = smmla(*square, rows, x);
+                    }
                 }
             }
-            for (c, sums) in sums.iter_mut().enumerate() {
-                let [low, high] = squares[c / 2];
-                let column = match c % 2 {
-                    0 => vuzp1q_s32(low, high),
-                    _ => vuzp2q_s32(low, high),
-                };
-                sums.wide[half] = vaddq_s32(sums.wide[half], column);
+            for (c, squares) in (0..C).map(|c| (c, squares[c / 2])) {
+                for (p, sums) in sums.iter_mut().enumerate() {
+                    let (low, high) = (squares[2 * p], squares[2 * p + 1]);
+                    let column = match c % 2 {
+                        0 => vuzp1q_s32(low, high),
+                        _ => vuzp2q_s32(low, high),
+                    };
+                    sums[c].wide[half] = vaddq_s32(sums[c].wide[half], column);
+                }
             }
         }
         sums
