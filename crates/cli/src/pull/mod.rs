@@ -17,7 +17,7 @@ mod wheel;
 
 use std::path::PathBuf;
 
-pub use cache::models_folder;
+pub use cache::{cache_folder, models_folder};
 pub use catalog::{CATALOG, DEFAULT_MODEL};
 pub use error::PullError;
 pub use source::Source;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::{note, pull::cache::cache_folder};
+use crate::{note, pull::cache_folder};
 
 /// The programs that run in the environments.
 const SCRIPTS: [(&str, &str); 2] = [
