@@ -3,6 +3,7 @@
 use super::machine::Step;
 use super::{ActBuf, FloatBuf, MatrixId, Op, Rows, VectorId, moe};
 use crate::elementwise;
+use crate::kv::BLOCK_TOKENS;
 use crate::matmul::{Output, run_panels};
 use crate::pool::Worker;
 use dunlin_spec::{Activation, AttnSpec};
@@ -29,10 +30,13 @@ pub(super) fn run(op: &Op, i: usize, step: &Step<'_>, worker: &Worker<'_>) {
         Op::Heads { layer, spec, rope, qkv, bias, norms } => {
             let heads = Heads { layer: *layer, spec, rope: *rope, bias: *bias, norms: *norms };
             let qkv = &step.floats[qkv.0];
-            each_row(i, step, worker, step.tokens.len(), |t| {
+            let rows = step.tokens.len();
+            // Keys of neighbouring tokens share cache lines, so a thread takes a block of them.
+            let piece = if rows >= 2 * worker.count * BLOCK_TOKENS { BLOCK_TOKENS } else { 1 };
+            for t in step.shares(i, worker, rows, piece).flatten() {
                 // SAFETY: row `t` is this thread's.
                 heads.run(step, t, unsafe { qkv.row_mut(t) });
-            });
+            }
         }
         Op::Attend { layer, qkv, out, .. } => {
             let (qkv, out) = (&step.floats[qkv.0], &step.floats[out.0]);
@@ -210,7 +214,7 @@ fn matmul(
 
 /// Panels that a thread takes at a time: an even number, small enough to even out the threads.
 pub(super) fn panel_piece(total: usize, threads: usize) -> usize {
-    (total / (threads * 6)).next_multiple_of(2).clamp(2, 64)
+    (total / (threads * 8) / 2 * 2).clamp(2, 64)
 }
 
 /// Computes panels `share` of the concatenation of `parts`, for rows `rows` of the activations,
