@@ -108,7 +108,10 @@ pub(super) fn run(
             ))
         }
     };
-    let parallel = args.parallel.clamp(1, lines.len().max(1));
+    // No more KV than all samples can use, and at least what the widest prompt needs.
+    let samples = lines.iter().map(|line| line.n.unwrap_or(args.output.samples).max(1) as usize);
+    let widest = samples.clone().max().unwrap_or(1);
+    let parallel = args.parallel.min(samples.sum()).max(widest);
     let mut engine = load::engine(&args.model, parallel, template, args.verbose)?;
     let cancel = CancelFlag::new();
     let mut results = Ordered::default();

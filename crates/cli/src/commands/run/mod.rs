@@ -59,10 +59,11 @@ pub struct Args {
 
     /// Where the results of --batch go, one JSON line each in the order of the prompts [default:
     /// standard output]
-    #[arg(long, value_name = "PATH", requires = "batch")]
+    #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
-    /// How many full contexts the KV memory of --batch holds
+    /// How many full contexts the KV memory of --batch holds: the samples that run at once, or more
+    /// where --max-tokens bounds them
     #[arg(long, env = "DUNLIN_PARALLEL", default_value_t = 16, value_name = "N")]
     parallel: usize,
 
@@ -158,6 +159,10 @@ impl OutputArgs {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     // What can be refused without a model is refused before one is loaded.
     let sampling = args.sampling.params()?;
+    // The parser would not ask for --batch where something that conflicts with it is given.
+    if args.out.is_some() && args.batch.is_none() {
+        return Err(unusable("--out is for the results of --batch"));
+    }
     let template = args.chat_template.as_deref().map(read_text).transpose()?;
     interrupt::listen();
     if let Some(path) = &args.batch {

@@ -24,7 +24,8 @@ pub(super) fn run(
     template: Option<String>,
     prompt: &str,
 ) -> anyhow::Result<ExitCode> {
-    let mut engine = load::engine(&args.model, 1, template, args.verbose)?;
+    let samples = args.output.samples.max(1) as usize;
+    let mut engine = load::engine(&args.model, samples, template, args.verbose)?;
     let raw = args.raw || !engine.chats();
     if raw && !args.raw {
         note!("dunlin: the model has no chat template; the prompt is continued as it is");
