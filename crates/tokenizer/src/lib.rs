@@ -20,6 +20,8 @@ mod error;
 mod gguf;
 mod hash;
 mod hf_json;
+#[cfg(test)]
+mod hostile_tests;
 mod layout;
 mod merge;
 mod pretok;

@@ -78,9 +78,10 @@ fn merge_long(view: &View<'_>, scratch: &mut MergeScratch) {
             heap.push(Reverse((rank, at, left, right, result)));
         }
     };
-    for at in 0..n - 1 {
-        push(heap, at, symbols[at as usize], symbols[at as usize + 1]);
-    }
+    heap.extend(symbols.windows(2).zip(0..).filter_map(|(pair, at)| {
+        let (rank, result) = view.merge(pair[0], pair[1])?;
+        Some(Reverse((rank, at, pair[0], pair[1], result)))
+    }));
     while let Some(Reverse((_, at, left, right, result))) = heap.pop() {
         let here = at as usize;
         let after = next[here];
@@ -102,4 +103,67 @@ fn merge_long(view: &View<'_>, scratch: &mut MergeScratch) {
         }
     }
     symbols.retain(|&symbol| symbol != NONE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pretok::PreTokenizer;
+    use crate::{VocabKind, VocabSource, build_image, layout::Layout};
+
+    /// The definition: look for the lowest rank from the left, merge, start over.
+    fn naive(view: &View<'_>, symbols: &mut Vec<u32>) {
+        loop {
+            let pairs = symbols.windows(2).enumerate();
+            let merges = pairs.filter_map(|(at, pair)| Some((view.merge(pair[0], pair[1])?, at)));
+            let Some(((_, result), at)) = merges.min_by_key(|&((rank, _), at)| (rank, at)) else {
+                return;
+            };
+            symbols[at] = result;
+            symbols.remove(at + 1);
+        }
+    }
+
+    #[test]
+    fn both_ways_of_merging_follow_the_definition() {
+        let tokens: Vec<&[u8]> =
+            vec![b"a", b"b", b"c", b"aa", b"ab", b"bc", b"aab", b"abc", b"aaaa", b"cab", b"bcbc"];
+        let mut source = VocabSource::new(VocabKind::Bpe { pre: PreTokenizer::Whole }, tokens);
+        source.merges = Some(vec![
+            (b"b", b"c"),
+            (b"a", b"a"),
+            (b"aa", b"b"),
+            (b"a", b"b"),
+            (b"a", b"bc"),
+            (b"bc", b"bc"),
+            (b"aa", b"aa"),
+            (b"ab", b"c"),
+            (b"c", b"ab"),
+        ]);
+        let image = build_image(&source).unwrap();
+        let layout = Layout::parse(&image).unwrap();
+        let view = layout.view(&image);
+        let mut state = 1u64;
+        println!("seed 1");
+        for round in 0..2000 {
+            let len = if round % 50 == 0 { 300 } else { round % SCAN_LIMIT + 1 };
+            let symbols: Vec<u32> = (0..len)
+                .map(|_| {
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    (state >> 33) as u32 % 3
+                })
+                .collect();
+            let mut expected = symbols.clone();
+            naive(&view, &mut expected);
+            let mut scratch = MergeScratch { symbols: symbols.clone(), ..Default::default() };
+            merge_word(&view, &mut scratch);
+            assert_eq!(scratch.symbols, expected, "{symbols:?}");
+            if len > 1 {
+                scratch.symbols.clone_from(&symbols);
+                merge_long(&view, &mut scratch);
+                assert_eq!(scratch.symbols, expected, "{symbols:?}");
+            }
+        }
+    }
 }

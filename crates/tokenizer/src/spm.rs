@@ -122,9 +122,10 @@ fn merge_long(view: &View<'_>, text: &[u8], scratch: &mut SpmScratch) {
             heap.push(Candidate { score, at, len: left.len + right.len, id });
         }
     };
-    for at in 0..n - 1 {
-        push(heap, at, pieces[at as usize], pieces[at as usize + 1]);
-    }
+    heap.extend(pieces.windows(2).zip(0..).filter_map(|(pair, at)| {
+        let (score, id) = join(view, text, pair[0], pair[1])?;
+        Some(Candidate { score, at, len: pair[0].len + pair[1].len, id })
+    }));
     while let Some(Candidate { at, len, id, .. }) = heap.pop() {
         let here = at as usize;
         let after = next[here];
@@ -150,4 +151,78 @@ fn merge_long(view: &View<'_>, text: &[u8], scratch: &mut SpmScratch) {
         }
     }
     pieces.retain(|piece| piece.len > 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{VocabKind, VocabSource, build_image, layout::Layout};
+
+    const TOKENS: [&str; 14] =
+        ["a", "b", "é", " ", " a", "ab", "aa", "éa", " ab", "aab", "abé", " a é", "aaaa", "bb"];
+    const SCORES: [f32; 14] =
+        [0.0, 0.0, 0.0, 0.0, -1.0, -2.0, -2.0, -1.5, -3.0, 5.0, -2.0, -9.0, -1.0, -2.0];
+
+    /// The definition: of all neighbours that make a token, join the pair of the greatest score,
+    /// the leftmost of equals, until there is none.
+    fn naive(text: &str) -> Vec<String> {
+        let mut pieces: Vec<String> = text.chars().map(String::from).collect();
+        loop {
+            let mut best: Option<(f32, usize)> = None;
+            for at in 1..pieces.len() {
+                let joined = format!("{}{}", pieces[at - 1], pieces[at]);
+                if let Some(token) = TOKENS.iter().position(|token| *token == joined)
+                    && best.is_none_or(|(score, _)| SCORES[token] > score)
+                {
+                    best = Some((SCORES[token], at - 1));
+                }
+            }
+            let Some((_, at)) = best else { return pieces };
+            let right = pieces.remove(at + 1);
+            pieces[at].push_str(&right);
+        }
+    }
+
+    #[test]
+    fn both_ways_of_merging_follow_the_definition() {
+        let tokens = TOKENS.iter().map(|token| token.as_bytes()).collect();
+        let mut source = VocabSource::new(VocabKind::Spm, tokens);
+        source.scores = Some(SCORES.to_vec());
+        let image = build_image(&source).unwrap();
+        let layout = Layout::parse(&image).unwrap();
+        let view = layout.view(&image);
+        let mut state = 1u64;
+        println!("seed 1");
+        for round in 0..2000 {
+            let len = if round % 50 == 0 { 300 } else { round % SCAN_LIMIT + 1 };
+            let text: String = (0..len)
+                .map(|_| {
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    ['a', 'a', 'b', ' ', 'é', 'z'][(state >> 33) as usize % 6]
+                })
+                .collect();
+            let expected = naive(&text);
+            let mut scratch = SpmScratch::default();
+            let read = |scratch: &SpmScratch| -> Vec<String> {
+                let spell =
+                    |p: &Piece| text[p.start as usize..(p.start + p.len) as usize].to_string();
+                scratch.pieces.iter().map(spell).collect()
+            };
+            merge_segment(&view, &text, &mut scratch);
+            assert_eq!(read(&scratch), expected, "{text:?}");
+            if len > 1 {
+                scratch.pieces = text
+                    .char_indices()
+                    .map(|(start, c)| Piece {
+                        start: start as u32,
+                        len: c.len_utf8() as u32,
+                        id: 0,
+                    })
+                    .collect();
+                merge_long(&view, text.as_bytes(), &mut scratch);
+                assert_eq!(read(&scratch), expected, "{text:?}");
+            }
+        }
+    }
 }

@@ -401,3 +401,66 @@ fn real_vocabularies() {
         }
     }
 }
+
+/// Gemma's scores as merges, in the way its `tokenizer.json` was made: for each token, by falling
+/// score, every pair of tokens it can be joined from.
+fn merges_of_scores(tokens: &[&str], scores: &[f32], types: &[i32]) -> Vec<Value> {
+    let ids: BTreeMap<&str, usize> =
+        tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
+    let mut by_score: Vec<usize> = (0..tokens.len()).filter(|&id| types[id] == 1).collect();
+    by_score.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    let mut merges = Vec::new();
+    for id in by_score {
+        let token = tokens[id];
+        let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+        let mut pairs: Vec<(usize, usize)> = cuts
+            .filter_map(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?)))
+            .filter(|&(left, right)| types[left] == 1 && types[right] == 1)
+            .collect();
+        pairs.sort_unstable();
+        merges.extend(pairs.iter().map(|&(left, right)| json!([tokens[left], tokens[right]])));
+    }
+    merges
+}
+
+#[test]
+fn a_real_vocabulary_with_scores() {
+    let file = "gemma-3-270m-q4_k_m.gguf";
+    let test = "a_real_vocabulary_with_scores";
+    let Some(path) = dunlin_testkit::models::find(file, test) else { return };
+    let meta = Meta::read(&path);
+    let tokens = meta.strings("tokenizer.ggml.tokens").unwrap();
+    let tokens: Vec<&str> = tokens.iter().map(|t| std::str::from_utf8(t).unwrap()).collect();
+    let types = meta.ints("tokenizer.ggml.token_type").unwrap();
+    let scores = meta.floats("tokenizer.ggml.scores").unwrap();
+    let merges = merges_of_scores(&tokens, &scores, &types);
+    let vocab: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, token)| (token.to_string(), json!(id))).collect();
+    let added_tokens: Vec<Value> = (0..tokens.len())
+        .filter(|&id| types[id] == 3 || types[id] == 4)
+        .map(|id| added(id, tokens[id], types[id] == 3, false, false))
+        .collect();
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>",
+                  "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                  "fuse_unk": true, "byte_fallback": true, "vocab": vocab, "merges": merges}
+    });
+    let expected = reference(&json);
+    let from_json = ours(&json, &HfConfig::default()).unwrap();
+    let from_gguf = common::real(file, test).unwrap();
+    let mut rng = Rng(seed());
+    let words = ["the", "House", "naïve", "中文", "данные", "fn", "x1", "don't", "=>", "<b>"];
+    for round in 0..400 {
+        let text = if round % 2 == 0 {
+            rng.text(60).replace('\u{2581}', "_")
+        } else {
+            (0..30).map(|_| *rng.pick(&words)).collect::<Vec<_>>().join(" ")
+        };
+        let encoding = expected.encode(text.as_str(), false).unwrap();
+        assert_eq!(from_json.encode(&text, PARSED).unwrap(), encoding.get_ids(), "{text:?}");
+        assert_eq!(from_gguf.encode(&text, PARSED).unwrap(), encoding.get_ids(), "{text:?}");
+    }
+}
