@@ -3,8 +3,8 @@
 use crate::pack::Pack;
 use crate::{LoadOptions, ModelError, assemble, weights};
 use dunlin_checkpoint::Role;
-use dunlin_kernels_cpu::kv::{BLOCK_TOKENS, KvPool};
-use dunlin_kernels_cpu::program::{Machine, Rows, StepTimes, Weights};
+use dunlin_kernels_cpu::kv::{BLOCK_TOKENS, KvGeometry, KvPool, needs_wide_keys};
+use dunlin_kernels_cpu::program::{Machine, Op, Program, Rows, StepTimes, Weights};
 use dunlin_kernels_cpu::{CpuFeatures, KernelError};
 use dunlin_spec::{FfnSpec, ModelSpec, WeightType};
 use dunlin_tensor::{Backend, BackendError, SequenceInput};
@@ -46,7 +46,9 @@ impl CpuModel {
             None => CpuFeatures::detect()?,
         };
         let blocks = options.kv_tokens.unwrap_or(context).div_ceil(BLOCK_TOKENS).max(1);
-        let kv = KvPool::for_model(&spec, options.kv_type, blocks)?;
+        let vectors = pack.vectors();
+        let geometry = kv_geometry(&spec, &program, &vectors);
+        let kv = KvPool::new(&geometry, options.kv_type, blocks)?;
         let row_bytes: usize = program
             .floats
             .iter()
@@ -57,7 +59,6 @@ impl CpuModel {
         let max_step_tokens = (STEP_BYTES / row_bytes.max(1)).clamp(32, STEP_TOKENS) / 32 * 32;
         let weight_bytes = bytes_per_step(&spec, &pack);
         let machine = Machine::new(cpu, threads, program)?;
-        let vectors = pack.vectors();
         Ok(CpuModel { spec, pack, vectors, kv, machine, max_step_tokens, weight_bytes })
     }
 
@@ -72,7 +73,7 @@ impl CpuModel {
     }
 
     /// Times of the last step, and the operations that they belong to.
-    pub fn times(&self) -> (&StepTimes, &[dunlin_kernels_cpu::program::Op]) {
+    pub fn times(&self) -> (&StepTimes, &[Op]) {
         (self.machine.times(), &self.machine.program().ops)
     }
 
@@ -123,6 +124,19 @@ impl CpuModel {
         }
         Ok(())
     }
+}
+
+/// The KV of each layer. Key biases say which layers are not fit for int8 keys.
+fn kv_geometry(spec: &ModelSpec, program: &Program, vectors: &[Vec<f32>]) -> Vec<KvGeometry> {
+    let mut geometry: Vec<_> = spec.layers.iter().map(|l| KvGeometry::from(&l.attn)).collect();
+    for op in &program.ops {
+        if let Op::Heads { layer, spec: a, bias: Some(bias), .. } = op {
+            let queries = a.n_heads * a.head_dim;
+            let keys = &vectors[bias.0][queries..queries + a.n_kv_heads * a.head_dim];
+            geometry[*layer].wide_keys = needs_wide_keys(keys, a.head_dim, a.rope.dim);
+        }
+    }
+    geometry
 }
 
 fn per_token(rows: Rows) -> usize {

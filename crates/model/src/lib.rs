@@ -54,11 +54,21 @@ impl Default for LoadOptions {
     }
 }
 
-/// The user's cache folder for packs: `$XDG_CACHE_HOME/dunlin/packs` or `~/.cache/dunlin/packs`.
+/// Where dunlin keeps what can be made or fetched again: the folder that `DUNLIN_CACHE` names, or
+/// else `dunlin` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). `None` where the
+/// environment names none of them.
+pub fn cache_folder() -> Option<PathBuf> {
+    let folder = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    folder("DUNLIN_CACHE").or_else(|| {
+        let home = || folder("HOME").map(|home| home.join(".cache"));
+        let cache = folder("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(home);
+        cache.map(|cache| cache.join("dunlin"))
+    })
+}
+
+/// Where packs are kept: `packs` in the [`cache_folder`].
 pub fn default_pack_folder() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    Some(cache.or_else(home)?.join("dunlin").join("packs"))
+    cache_folder().map(|cache| cache.join("packs"))
 }
 
 /// A model ready to run.
