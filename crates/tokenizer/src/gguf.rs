@@ -152,7 +152,8 @@ fn read_ids(meta: &dyn GgufMeta, source: &mut VocabSource<'_>) -> Result<(), Tok
 fn read_rules(meta: &dyn GgufMeta, source: &mut VocabSource<'_>, whole_words_and_bos: bool) {
     let (bos, whole_words, prefix) = match source.kind {
         VocabKind::Bpe { pre } => {
-            let whole_words = whole_words_and_bos || pre == PreTokenizer::MiniCpm5;
+            let whole_words =
+                whole_words_and_bos || matches!(pre, PreTokenizer::MiniCpm5 | PreTokenizer::Youtu);
             (whole_words_and_bos, whole_words, false)
         }
         VocabKind::Spm => (true, false, true),

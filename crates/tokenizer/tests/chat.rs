@@ -71,6 +71,20 @@ fn render(source: &str) -> Result<String, TokenizerError> {
 }
 
 #[test]
+fn given_variables_replace_others() {
+    let variables = json!({"bos_token": "B", "n": 3, "tools": [1]});
+    let template =
+        ChatTemplate::new("{{ bos_token }}{{ n + 1 }}{{ tools }}{{ eos_token }}").unwrap();
+    let input = ChatInput {
+        bos_token: "<s>",
+        eos_token: "</s>",
+        variables: variables.as_object(),
+        ..Default::default()
+    };
+    assert_eq!(template.render(&input).unwrap(), "B4[1]</s>");
+}
+
+#[test]
 fn errors_name_the_line_and_the_cause() {
     match render("line 1\n{% if %}\n{% endif %}") {
         Err(TokenizerError::TemplateSyntax { line: 2, .. }) => {}

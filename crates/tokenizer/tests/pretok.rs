@@ -65,6 +65,25 @@ const PUBLISHED: &[(&str, &[&str])] = &[
         "ufakzeka",
         &[r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
     ),
+    (
+        "jais-2",
+        &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}",
+        ],
+    ),
+    (
+        "exaone-moe",
+        &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        ],
+    ),
+    (
+        "youtu",
+        &[
+            r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\x{3001}-\x{303f}\x{fe30}-\x{fe4f}]+|[ㄅ-ㄯ]+|[一-龥\x{3040}-ゟ゠-ヿ]+",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+    ),
     ("laguna", &[r"[^\n]+|[\n]+", QWEN2]),
     (
         "bailingmoe",
@@ -113,6 +132,10 @@ fn scanners_cut_as_the_published_patterns_do() {
         }
         for _ in 0..1500 {
             check(name, pre, &regexes, &rng.text(24));
+        }
+        for spaces in [3, 4, 5, 7, 8, 9, 31, 32, 33, 511, 512, 513, 1030] {
+            check(name, pre, &regexes, &format!("a{}", " ".repeat(spaces)));
+            check(name, pre, &regexes, &format!("{}a", "\u{3000}".repeat(spaces)));
         }
         check(name, pre, &regexes, &rng.text(2000));
     }

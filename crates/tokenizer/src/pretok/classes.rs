@@ -20,8 +20,6 @@ pub(crate) const NEWLINE: u16 = 1 << 6;
 pub(crate) const UPPER: u16 = 1 << 7;
 /// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: what may stand in the lower-case part of a word.
 pub(crate) const LOWER: u16 = 1 << 8;
-/// `\p{Nd}`, which is also `\d`.
-pub(crate) const DIGIT: u16 = 1 << 9;
 
 const ASCII: [u16; 128] = {
     let mut table = [0; 128];
@@ -31,7 +29,7 @@ const ASCII: [u16; 128] = {
         table[code] = match byte {
             b'\r' | b'\n' => SPACE | NEWLINE,
             b' ' | 9 | 11 | 12 => SPACE,
-            b'0'..=b'9' => N | DIGIT,
+            b'0'..=b'9' => N,
             b'A'..=b'Z' => L | UPPER,
             b'a'..=b'z' => L | LOWER,
             b'$' | b'+' | b'<' | b'=' | b'>' | b'^' | b'`' | b'|' | b'~' => S,
@@ -57,8 +55,7 @@ fn beyond_ascii(c: char) -> u16 {
         Gc::LowercaseLetter => L | LOWER,
         Gc::ModifierLetter | Gc::OtherLetter => L | UPPER | LOWER,
         Gc::NonspacingMark | Gc::SpacingMark | Gc::EnclosingMark => M | UPPER | LOWER,
-        Gc::DecimalNumber => N | DIGIT,
-        Gc::LetterNumber | Gc::OtherNumber => N,
+        Gc::DecimalNumber | Gc::LetterNumber | Gc::OtherNumber => N,
         Gc::ConnectorPunctuation
         | Gc::DashPunctuation
         | Gc::OpenPunctuation
@@ -88,7 +85,6 @@ mod tests {
             (NEWLINE, r"[\r\n]"),
             (UPPER, r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"),
             (LOWER, r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
-            (DIGIT, r"\d"),
         ];
         // All characters in one text, so that each expression runs once.
         let all: String = ('\0'..=char::MAX).collect();

@@ -63,6 +63,12 @@ pub enum PreTokenizer {
     Bailing = 20,
     /// Before every space.
     Words = 21,
+    /// Jais 2: as Llama 3, spaces cut into powers of two.
+    Jais2 = 22,
+    /// EXAONE MoE: letters with single spaces between them.
+    ExaoneMoe = 23,
+    /// Youtu: runs of each East Asian script, then words cut at changes of case.
+    Youtu = 24,
 }
 
 const GPT2: Stage = &[
@@ -128,6 +134,49 @@ const UFAKZEKA: Stage = &[
     Alt::PrefixThen(WORD_PREFIX, LETTERS),
     Alt::UpTo(NUMBERS, 1),
     Alt::SpaceThenTail(OTHERS, newlines),
+    Alt::SpacesToNewline,
+    Alt::SpacesBeforeLast,
+    Alt::Spaces,
+];
+
+const JAIS2: Stage = &[
+    Alt::ContractionAnyCase,
+    Alt::PrefixThen(WORD_PREFIX, LETTERS),
+    Alt::UpTo(NUMBERS, 3),
+    Alt::SpaceThenTail(OTHERS, newlines),
+    Alt::SpacesToNewline,
+    Alt::SpacesByPowers,
+];
+
+const EXAONE_MOE: Stage = &[
+    Alt::ContractionAnyCase,
+    Alt::SpacedLetters,
+    Alt::UpTo(NUMBERS, 1),
+    Alt::SpaceThenOne(OTHERS, newlines_slashes),
+    Alt::SpacesToNewline,
+    Alt::SpacesBeforeLast,
+    Alt::Spaces,
+];
+
+/// `[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u{3040}-ゟ゠-ヿ]+`
+const YOUTU_SCRIPTS: Stage = &[
+    Alt::Run(Class::Custom(|c| matches!(c, '가'..='힣' | 'ㄱ'..='ㆎ'))),
+    Alt::Run(Class::Custom(|c| {
+        matches!(
+            c,
+            '！' | '…' | '“' | '”' | '‘' | '’' | '—' | '：' | '；' | '，'
+                | '\u{3001}'..='\u{303f}' | '\u{fe30}'..='\u{fe4f}'
+        )
+    })),
+    Alt::Run(Class::Custom(|c| matches!(c, 'ㄅ'..='ㄯ'))),
+    Alt::Run(Class::Custom(|c| in_ranges(CJK_KANA, c))),
+];
+
+const YOUTU: Stage = &[
+    Alt::UpperThenLower(true),
+    Alt::UppersThenLower(true),
+    Alt::UpTo(NUMBERS, 1),
+    Alt::SpaceThenTail(OTHERS, newlines_slashes),
     Alt::SpacesToNewline,
     Alt::SpacesBeforeLast,
     Alt::Spaces,
@@ -226,6 +275,9 @@ impl PreTokenizer {
             PreTokenizer::Laguna => &[LINES, QWEN2],
             PreTokenizer::Bailing => &[QWEN2],
             PreTokenizer::Words => &[WORDS],
+            PreTokenizer::Jais2 => &[JAIS2],
+            PreTokenizer::ExaoneMoe => &[EXAONE_MOE],
+            PreTokenizer::Youtu => &[YOUTU_SCRIPTS, YOUTU],
         }
     }
 
@@ -344,5 +396,8 @@ const NAMES: &[(PreTokenizer, &[&str])] = &[
     (PreTokenizer::MiniCpm5, &["minicpm5"]),
     (PreTokenizer::Ufakzeka, &["ufakzeka"]),
     (PreTokenizer::Laguna, &["laguna"]),
+    (PreTokenizer::Jais2, &["jais-2"]),
+    (PreTokenizer::ExaoneMoe, &["exaone-moe"]),
+    (PreTokenizer::Youtu, &["youtu"]),
     (PreTokenizer::Bailing, &["bailingmoe", "bailingmoe2", "llada-moe"]),
 ];

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::classes::{self, DIGIT, L, LOWER, M, N, NEWLINE, P, S, SPACE, UPPER};
+use super::classes::{self, L, LOWER, M, N, NEWLINE, P, S, SPACE, UPPER};
 
 /// A class of characters.
 #[derive(Clone, Copy)]
@@ -41,6 +41,8 @@ pub(crate) enum Alt {
     SpaceThen(Class),
     /// ` ?X+T*`, no character being in both `X` and what may follow unmatched.
     SpaceThenTail(Class, fn(char) -> bool),
+    /// ` ?X+T?` likewise.
+    SpaceThenOne(Class, fn(char) -> bool),
     /// `\s?X+`
     AnySpaceThen(Class),
     /// `Y?X+`
@@ -65,6 +67,10 @@ pub(crate) enum Alt {
     PunctuationThenAscii,
     /// `X{3}`
     Three(Class),
+    /// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`: letters, single spaces between them.
+    SpacedLetters,
+    /// `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`
+    SpacesByPowers,
 }
 
 /// An ordered list of alternatives.
@@ -104,6 +110,11 @@ impl Alt {
                 let start = if c == ' ' { at + 1 } else { at };
                 let end = nonempty(start, run(text, start, class))?;
                 Some(run(text, end, Class::Custom(tail)))
+            }
+            Alt::SpaceThenOne(class, tail) => {
+                let start = if c == ' ' { at + 1 } else { at };
+                let end = nonempty(start, run(text, start, class))?;
+                Some(end + char_at(text, end).filter(|&c| tail(c)).map_or(0, char::len_utf8))
             }
             Alt::AnySpaceThen(class) => prefix_then(text, at, c, Class::Any(SPACE), class),
             Alt::PrefixThen(prefix, class) => prefix_then(text, at, c, prefix, class),
@@ -150,6 +161,11 @@ impl Alt {
                 let letters = Class::Custom(|c| c.is_ascii_alphabetic());
                 nonempty(at + 1, run(text, at + 1, letters))
             }
+            Alt::SpacedLetters => {
+                let prefixed = Class::Not(NEWLINE | L | N).has(c);
+                spaced_letters(text, if prefixed { at + c.len_utf8() } else { at })
+            }
+            Alt::SpacesByPowers => spaces_by_powers(text, at),
             Alt::Three(class) => {
                 let mut end = at;
                 for _ in 0..3 {
@@ -204,6 +220,39 @@ fn cased_word(
     let end = with_prefix.or_else(|| word(text, at))?;
     let behind = if tail { contraction(text, end, true) } else { None };
     Some(behind.unwrap_or(end))
+}
+
+/// `\p{L}\p{M}*(?: ?\p{L}\p{M}*)*`
+fn spaced_letters(text: &str, at: usize) -> Option<usize> {
+    let letter = |at: usize| {
+        let c = char_at(text, at).filter(|&c| Class::Any(L).has(c))?;
+        Some(run(text, at + c.len_utf8(), Class::Any(M)))
+    };
+    let mut end = letter(at)?;
+    loop {
+        let space = usize::from(text.as_bytes().get(end) == Some(&b' '));
+        match letter(end + space) {
+            Some(next) => end = next,
+            None => return Some(end),
+        }
+    }
+}
+
+/// The longest power of two of spaces, 512 at most, that is not followed by text.
+fn spaces_by_powers(text: &str, at: usize) -> Option<usize> {
+    // Where each of the first 512 spaces ends.
+    let mut ends = [0; 512];
+    let (mut n, mut end) = (0, at);
+    while let Some(c) = char_at(text, end).filter(|&c| n < 512 && Class::Any(SPACE).has(c)) {
+        end += c.len_utf8();
+        ends[n] = end;
+        n += 1;
+    }
+    let text_follows = |end: usize| char_at(text, end).is_some_and(|c| !Class::Any(SPACE).has(c));
+    let sizes = [512, 256, 128, 64, 32, 16, 8, 4, 2, 1];
+    let fits = sizes.into_iter().find(|&size| size <= n && !text_follows(ends[size - 1]));
+    // The last space goes by itself if text follows.
+    fits.or((n > 0).then_some(1)).map(|size| ends[size - 1])
 }
 
 /// `U*W+`.
@@ -272,8 +321,6 @@ pub(crate) mod parts {
     pub const PUNCTUATION_SYMBOLS: Class = Class::Any(P | S);
     pub const PREFIX_NO_LPS: Class = Class::Not(NEWLINE | L | P | S);
     pub const ASCII_DIGITS: Class = Class::Custom(|c| c.is_ascii_digit());
-    #[allow(dead_code)]
-    pub const DIGITS: Class = Class::Any(DIGIT);
 
     /// `[\r\n]*` behind punctuation.
     pub fn newlines(c: char) -> bool {
