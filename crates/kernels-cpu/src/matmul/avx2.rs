@@ -107,6 +107,7 @@ const fn steps<F: Format>() -> usize {
 impl<const VNNI: bool> Dot for Avx2<VNNI> {
     const ROWS: usize = 8;
     const FEW: usize = 4;
+    const PREFETCH_BYTES: usize = 2560;
     const TILES: bool = true;
     type F = __m256;
     type C = __m256i;

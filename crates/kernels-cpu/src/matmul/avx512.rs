@@ -82,6 +82,7 @@ struct Avx512;
 impl Dot for Avx512 {
     const ROWS: usize = 16;
     const FEW: usize = 8;
+    const PREFETCH_BYTES: usize = 4096;
     const TILES: bool = false;
     type F = __m512;
     type C = __m512i;

@@ -184,6 +184,7 @@ unsafe fn smmla(sum: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_
 impl<const BYTES: u8> Dot for Neon<BYTES> {
     const ROWS: usize = 4;
     const FEW: usize = 4;
+    const PREFETCH_BYTES: usize = 2560;
     const TILES: bool = true;
     type F = float32x4_t;
     type C = int8x16_t;

@@ -214,7 +214,7 @@ fn matmul(
 
 /// Panels that a thread takes at a time: an even number, small enough to even out the threads.
 pub(super) fn panel_piece(total: usize, threads: usize) -> usize {
-    (total / (threads * 8) / 2 * 2).clamp(2, 64)
+    (total / (threads * 8) / 2 * 2).clamp(2, 32)
 }
 
 /// Computes panels `share` of the concatenation of `parts`, for rows `rows` of the activations,
