@@ -355,6 +355,17 @@ impl Build<'_> {
         TrieBuilder::new(specials)
     }
 
+    /// Type and strip flags of every symbol.
+    fn type_bits(&self, source: &VocabSource<'_>) -> Vec<u8> {
+        let mut type_bits: Vec<u8> = self.types.iter().map(|&kind| kind as u8).collect();
+        for (ids, flag) in [(&source.lstrip_ids, TYPE_LSTRIP), (&source.rstrip_ids, TYPE_RSTRIP)] {
+            for &id in ids {
+                type_bits[id as usize] |= flag;
+            }
+        }
+        type_bits
+    }
+
     fn end_ids(source: &VocabSource<'_>) -> Vec<u32> {
         let ids = source.ids;
         let mut end: Vec<u32> = [ids.eos, ids.eot, ids.eom].into_iter().flatten().collect();
@@ -381,12 +392,12 @@ impl Build<'_> {
             })
             .ok_or(TokenizerError::HashCollisions)?;
 
-        let mut type_bits: Vec<u8> = self.types.iter().map(|&kind| kind as u8).collect();
-        for (ids, flag) in [(&source.lstrip_ids, TYPE_LSTRIP), (&source.rstrip_ids, TYPE_RSTRIP)] {
-            for &id in ids {
-                type_bits[id as usize] |= flag;
-            }
-        }
+        let longest = self
+            .findable
+            .iter()
+            .map(|&id| self.offsets[id as usize + 1] - self.offsets[id as usize]);
+        let max_piece_len = longest.max().unwrap_or(0);
+        let type_bits = self.type_bits(source);
         let trie = self.special_trie(source);
         let scores: Vec<u8> = match &source.scores {
             // -0.0 becomes 0.0, so that comparing bits and comparing numbers agree.
@@ -408,10 +419,6 @@ impl Build<'_> {
             words(&Self::end_ids(source)),
             adjacent,
         ];
-        let longest = self
-            .findable
-            .iter()
-            .map(|&id| self.offsets[id as usize + 1] - self.offsets[id as usize]);
         let flags = [
             (source.add_bos, FLAG_ADD_BOS),
             (source.add_eos, FLAG_ADD_EOS),
@@ -429,7 +436,7 @@ impl Build<'_> {
             n_symbols: self.offsets.len() as u32 - 1,
             hash_cap: hash_cap as u32,
             pair_cap: pair_cap as u32,
-            max_piece_len: longest.max().unwrap_or(0),
+            max_piece_len,
             seed,
             space_prefix: source.space_prefix as u32,
             ids: ids.map(|id| id.unwrap_or(NONE)),

@@ -129,29 +129,10 @@ impl Alt {
                 nonempty(at, end)
             }
             Alt::Run(class) => nonempty(at, run(text, at, class)),
-            Alt::SpacesBeforeLast => {
-                let end = run(text, at, Class::Any(SPACE));
-                if end == text.len() {
-                    return nonempty(at, end);
-                }
-                // Text follows, so the last space goes with it.
-                let last = text[at..end].chars().next_back()?;
-                nonempty(at, end - last.len_utf8())
-            }
             Alt::Spaces => nonempty(at, run(text, at, Class::Any(SPACE))),
-            Alt::SpacesAtEnd => {
-                // Had the run before reached the end, it would have been taken there.
-                if text[..at].ends_with(char::is_whitespace) {
-                    return None;
-                }
-                let end = run(text, at, Class::Any(SPACE));
-                nonempty(at, end).filter(|&end| end == text.len())
-            }
-            Alt::SpacesToNewline => {
-                let end = run(text, at, Class::Any(SPACE));
-                let newline = text[at..end].rfind(['\r', '\n'])?;
-                Some(at + newline + 1)
-            }
+            Alt::SpacesBeforeLast => spaces_before_last(text, at),
+            Alt::SpacesAtEnd => spaces_at_end(text, at),
+            Alt::SpacesToNewline => spaces_to_newline(text, at),
             Alt::UpperThenLower(tail) => cased_word(text, at, c, tail, upper_then_lower),
             Alt::UppersThenLower(tail) => cased_word(text, at, c, tail, uppers_then_lower),
             Alt::PunctuationThenAscii => {
@@ -175,6 +156,34 @@ impl Alt {
             }
         }
     }
+}
+
+/// `\s+(?!\S)`
+fn spaces_before_last(text: &str, at: usize) -> Option<usize> {
+    let end = run(text, at, Class::Any(SPACE));
+    if end == text.len() {
+        return nonempty(at, end);
+    }
+    // Text follows, so the last space goes with it.
+    let last = text[at..end].chars().next_back()?;
+    nonempty(at, end - last.len_utf8())
+}
+
+/// `\s+$`
+fn spaces_at_end(text: &str, at: usize) -> Option<usize> {
+    // Had the run before reached the end, it would have been taken there.
+    if text[..at].ends_with(char::is_whitespace) {
+        return None;
+    }
+    let end = run(text, at, Class::Any(SPACE));
+    nonempty(at, end).filter(|&end| end == text.len())
+}
+
+/// `\s*[\r\n]+`
+fn spaces_to_newline(text: &str, at: usize) -> Option<usize> {
+    let end = run(text, at, Class::Any(SPACE));
+    let newline = text[at..end].rfind(['\r', '\n'])?;
+    Some(at + newline + 1)
 }
 
 /// `Y?X+`: with the prefix if that works, else without.
