@@ -34,7 +34,12 @@ fn main() {
         }
         let w = PackedMatrix::new(&layout, buffer.bytes()).expect("a packed matrix");
         for cpu in &cpus {
-            print!("{:7} {:7}{}", ty.name(), cpu.isa(), if cpu.avx_vnni() { " vnni" } else { "     " });
+            print!(
+                "{:7} {:7}{}",
+                ty.name(),
+                cpu.isa(),
+                if cpu.avx_vnni() { " vnni" } else { "     " }
+            );
             for n in [1, 2, 4, 8, 16, 32, 128, 512] {
                 let ns = best(*cpu, &w, n);
                 if n == 1 {

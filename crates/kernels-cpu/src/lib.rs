@@ -5,15 +5,15 @@
 //! compute crate with `unsafe` code; its public functions are safe unless they say otherwise.
 //! It schedules nothing and knows no model architecture.
 
+pub mod attention;
 pub mod elementwise;
 mod error;
 mod isa;
+pub mod kv;
 pub mod matmul;
 pub mod pack;
-pub mod probe;
-pub mod attention;
-pub mod kv;
 pub mod pool;
+pub mod probe;
 pub mod program;
 pub mod simd;
 

@@ -44,7 +44,11 @@ fn main() {
                 let (times, ops) = model.backend.times();
                 let mut sums = std::collections::BTreeMap::<String, (u64, usize)>::new();
                 for (t, op) in times.op_ns.iter().zip(ops) {
-                    let name = if std::env::var_os("WIDE").is_some() { format!("{op:?}").chars().take(60).collect() } else { format!("{op:?}").split([' ', '{']).next().unwrap().to_owned() };
+                    let name = if std::env::var_os("WIDE").is_some() {
+                        format!("{op:?}").chars().take(60).collect()
+                    } else {
+                        format!("{op:?}").split([' ', '{']).next().unwrap().to_owned()
+                    };
                     let e = sums.entry(name).or_default();
                     e.0 += t;
                     e.1 += 1;

@@ -228,13 +228,7 @@ pub(super) struct Product<'a> {
 impl Product<'_> {
     /// Stores accumulators of one part for columns `t..`, adding pairs where activations are split.
     #[inline(always)]
-    unsafe fn store<D: Dot>(
-        &self,
-        panel: usize,
-        part: usize,
-        t: usize,
-        acc: &[D::F],
-    ) {
+    unsafe fn store<D: Dot>(&self, panel: usize, part: usize, t: usize, acc: &[D::F]) {
         let step = if self.split { 2 } else { 1 };
         let first = part * D::ROWS;
         let rows = panel_rows(self.w, panel);
@@ -284,11 +278,7 @@ pub(super) unsafe fn int8<D: Dot, F: Format>(
 /// Few columns, or many where unpacking in registers is the faster way: blocks of panels that stay
 /// in the second-level cache meet blocks of columns that do too.
 #[inline(always)]
-unsafe fn few<D: Dot, F: Format>(
-    product: Product<'_>,
-    panels: Range<usize>,
-    a: &Int8Columns<'_>,
-) {
+unsafe fn few<D: Dot, F: Format>(product: Product<'_>, panels: Range<usize>, a: &Int8Columns<'_>) {
     let panel_block = (PANEL_BLOCK_BYTES / product.w.layout().panel_bytes()).max(1);
     let column_block = (COLUMN_BLOCK_BYTES / (a.blocks * BLOCK)).next_multiple_of(8);
     let mut first = panels.start;
