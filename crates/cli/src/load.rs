@@ -121,7 +121,11 @@ fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {
     })
 }
 
-fn open(path: &Path, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
+/// Opens a model's file.
+///
+/// # Errors
+/// Models that cannot be opened, and settings that cannot be used.
+pub fn open(path: &Path, options: &LoadOptions) -> anyhow::Result<LoadedModel> {
     dunlin_model::load(path, options).map_err(|error| match error {
         error @ ModelError::BadContext { .. } => unusable(error),
         error => anyhow::Error::new(error).context("cannot load the model"),

@@ -30,8 +30,10 @@ macro_rules! commands {
 }
 
 commands! {
+    bench => Bench,
     completions => Completions,
     detokenize => Detokenize,
+    eval => Eval,
     inspect => Inspect,
     pull => Pull,
     run => Run,

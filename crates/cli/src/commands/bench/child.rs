@@ -14,7 +14,7 @@ use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
 use dunlin_tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
 
-use super::{open::load, row::tokens, summary::median};
+use super::{open::open, row::tokens, summary::median};
 use crate::model_args::ModelArgs;
 
 /// When the parent started the child, in nanoseconds since 1970: the children's clock and the
@@ -87,7 +87,7 @@ struct Answer {
 /// # Errors
 /// Models that cannot be loaded or computed.
 pub fn run(child: Child, args: &ModelArgs, path: &Path) -> anyhow::Result<()> {
-    let loaded = load(args, path, FOOTPRINT_CONTEXT)?;
+    let loaded = open(args, path, None, FOOTPRINT_CONTEXT)?;
     let mut backend = loaded.backend;
     let options = EncodeOptions { add_special: true, parse_special: true };
     let prompt = loaded.tokenizer.encode(PROMPT, options).context("cannot tokenize the prompt")?;
@@ -96,8 +96,9 @@ pub fn run(child: Child, args: &ModelArgs, path: &Path) -> anyhow::Result<()> {
     match child {
         Child::Startup => step(&mut backend, &prompt, 0, &mut logits)?,
         Child::Footprint => {
-            let ids = tokens(FOOTPRINT_CONTEXT, backend.spec().vocab_size, 1);
-            let (prompt, last) = ids.split_at(FOOTPRINT_CONTEXT - 1);
+            let spec = backend.spec();
+            let ids = tokens(FOOTPRINT_CONTEXT.min(spec.context_length), spec.vocab_size, 1);
+            let (prompt, last) = ids.split_at(ids.len() - 1);
             let most = backend.max_step_tokens().max(1);
             for (i, chunk) in prompt.chunks(most).enumerate() {
                 step(&mut backend, chunk, i * most, &mut logits)?;

@@ -34,7 +34,7 @@ use row::Row;
 use setup::PEERS;
 
 /// Larger than any block of KV: rows are given whole blocks.
-const MAX_BLOCK_TOKENS: usize = 1024;
+const MAX_BLOCK_TOKENS: usize = 256;
 /// Between two measurements: threads that spin for a while after their work go to sleep.
 const SETTLE: Duration = Duration::from_millis(50);
 
@@ -118,7 +118,7 @@ fn measure(args: &Args, path: &Path, work: &Work, file_bytes: u64) -> anyhow::Re
     rows.retain(|row| seen.insert(*row));
     let longest = rows.iter().map(|r| r.length()).max().unwrap_or(1);
     let kv = kv_tokens(&rows, MAX_BLOCK_TOKENS);
-    let mut loaded = open::load_for(&args.model, path, longest.next_multiple_of(256), kv)?;
+    let mut loaded = open::open(&args.model, path, Some(longest), kv)?;
     let backend = &mut loaded.backend;
     let kv_bytes_per_token = backend.block_bytes() as f64 / backend.block_tokens() as f64;
     let kv_values = backend.spec().kv_values_per_token().max(1) as f64;

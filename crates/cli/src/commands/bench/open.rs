@@ -2,37 +2,32 @@
 
 use std::path::Path;
 
-use anyhow::Context as _;
 use dunlin_model::{LoadOptions, LoadedModel};
 
-use crate::model_args::ModelArgs;
+use crate::{load, model_args::ModelArgs, note};
 
-/// Loads the model for sequences of up to `tokens` tokens, with KV for one of them.
+/// Loads the model for sequences of up to `longest` tokens (`None`: as many as it was trained for),
+/// with KV for `kv_tokens` in all.
 ///
 /// # Errors
-/// Models that cannot be opened.
-pub fn load(args: &ModelArgs, path: &Path, tokens: usize) -> anyhow::Result<LoadedModel> {
-    load_for(args, path, tokens, tokens)
-}
-
-/// Loads the model for sequences of up to `longest` tokens, with KV for `kv_tokens` in all.
-///
-/// # Errors
-/// Models that cannot be opened.
-pub fn load_for(
+/// Models that cannot be opened, and a length that the model does not take.
+pub fn open(
     args: &ModelArgs,
     path: &Path,
-    longest: usize,
+    longest: Option<usize>,
     kv_tokens: usize,
 ) -> anyhow::Result<LoadedModel> {
     let options = LoadOptions {
         threads: Some(args.threads()?),
         activations: args.activations,
         kv_type: args.kv_type()?,
-        context: Some(longest),
+        context: longest,
         kv_tokens: Some(kv_tokens),
         ..LoadOptions::default()
     };
-    dunlin_model::load(path, &options)
-        .with_context(|| format!("cannot load the model {}", path.display()))
+    let loaded = load::open(path, &options)?;
+    for text in &loaded.notes {
+        note!("dunlin: {text}");
+    }
+    Ok(loaded)
 }

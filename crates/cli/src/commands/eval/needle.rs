@@ -22,6 +22,10 @@ use crate::{model_args::ModelArgs, note, outcome::unusable};
 /// Tokens that an answer may have: a space and five digits, with some to spare.
 const ANSWER_TOKENS: usize = 12;
 
+/// Tokens of a text's length that are kept free: for the answer, for BOS, and for sentences that
+/// take more tokens together than alone.
+const RESERVED_TOKENS: usize = ANSWER_TOKENS + 8;
+
 /// Ask for facts hidden in generated texts
 ///
 /// Each text holds the codes of several cities between plain sentences; the model is asked for one
@@ -108,8 +112,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let longest = args.lengths.iter().max().copied().unwrap_or(0);
     let kv_type = args.model.kv_type()?;
-    let capacity = longest + ANSWER_TOKENS + 64;
-    let mut opened = open(&args.model, args.model.activations, kv_type, capacity)?;
+    let mut opened = open(&args.model, args.model.activations, kv_type, longest)?;
     let tokenizer = &opened.tokenizer;
     let mut scorer = Scorer::new(&mut *opened.backend);
     let root = SeedTree::root(args.seed).child("needle");
@@ -162,7 +165,7 @@ impl Text {
             |(city, code): &(&str, String)| format!("The secret code of {city} is {code}.");
         let count = |text: &str| Ok::<_, anyhow::Error>(encode(tokenizer, text, false)?.len());
         // Filler up to the length that facts and question leave.
-        let mut left = setting.length.saturating_sub(count(&question)? + 1);
+        let mut left = setting.length.saturating_sub(count(&question)? + RESERVED_TOKENS);
         for fact in &facts {
             left = left.saturating_sub(count(&sentence(fact))?);
         }

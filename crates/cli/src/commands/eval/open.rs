@@ -1,12 +1,11 @@
 //! Opens a model for measuring: one sequence, all KV its own.
 
-use anyhow::Context as _;
 use dunlin_model::LoadOptions;
 use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::Tokenizer;
 
-use crate::{load::model_path, model_args::ModelArgs};
+use crate::{load, model_args::ModelArgs, note};
 
 /// A model's backend and tokenizer.
 pub struct Opened {
@@ -27,7 +26,7 @@ pub fn open(
     kv_type: KvType,
     tokens: usize,
 ) -> anyhow::Result<Opened> {
-    let path = model_path(args)?;
+    let path = load::model_path(args)?;
     let options = LoadOptions {
         threads: Some(args.threads()?),
         activations,
@@ -36,7 +35,9 @@ pub fn open(
         kv_tokens: Some(tokens),
         ..LoadOptions::default()
     };
-    let loaded = dunlin_model::load(&path, &options)
-        .with_context(|| format!("cannot load the model {}", path.display()))?;
+    let loaded = load::open(&path, &options)?;
+    for text in &loaded.notes {
+        note!("dunlin: {text}");
+    }
     Ok(Opened { backend: Box::new(loaded.backend), tokenizer: loaded.tokenizer })
 }
