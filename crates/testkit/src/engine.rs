@@ -9,6 +9,8 @@ pub enum Route {
     Chunks(usize),
     /// In one piece, or in the largest that the backend takes.
     Whole,
+    /// So many tokens as in [`Route::Whole`], and then one by one.
+    ThenOnes(usize),
 }
 
 /// Logits of the tokens from `from` on, `[tokens.len() - from, vocab]`, of one sequence alone on the
@@ -26,14 +28,18 @@ pub fn logits_from(
 ) -> Vec<f32> {
     let table = block_table(backend, tokens.len(), first_block);
     let vocab = backend.spec().vocab_size;
-    let size = match route {
-        Route::Chunks(n) => n.min(backend.max_step_tokens()),
-        Route::Whole => backend.max_step_tokens(),
-    };
     let (mut all, mut step) = (Vec::new(), Vec::new());
     let mut position = 0;
-    for chunk in tokens.chunks(size) {
-        let end = position + chunk.len();
+    while position < tokens.len() {
+        let left = tokens.len() - position;
+        let size = match route {
+            Route::Chunks(n) => n,
+            Route::Whole => left,
+            Route::ThenOnes(first) if position < first => first - position,
+            Route::ThenOnes(_) => 1,
+        };
+        let end = position + size.min(left).min(backend.max_step_tokens());
+        let chunk = &tokens[position..end];
         let input = SequenceInput {
             tokens: chunk,
             first_position: position,

@@ -9,12 +9,13 @@ pub fn folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("DUNLIN_TEST_MODELS") {
         return folder.into();
     }
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .filter(|p| p.is_absolute())
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .unwrap_or_else(|| PathBuf::from(".cache"));
-    cache.join("dunlin").join("models")
+    let folder = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = folder("DUNLIN_CACHE").or_else(|| {
+        let home = || folder("HOME").map(|home| home.join(".cache"));
+        let cache = folder("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(home);
+        cache.map(|cache| cache.join("dunlin"))
+    });
+    cache.unwrap_or_else(|| ".".into()).join("models")
 }
 
 /// A real model's file, or `None` with a line on standard error that names what `test` skips.

@@ -111,27 +111,28 @@ fn real_cases(test: &str) -> Vec<Case> {
     cases
 }
 
-/// Decoding is chunks of one.
-fn chunks_do_not_matter(cases: &[Case], sizes: &[usize]) {
+fn routes_do_not_matter(cases: &[Case], routes: &[Route]) {
     for case in cases {
         let expected = case.plain();
         let mut model = case.load(|_| {});
-        for &size in sizes {
-            let found = case.run(&mut model, Route::Chunks(size), 3);
-            case.assert_same(&format!("chunks of {size}"), &found, &expected);
+        for &route in routes {
+            let found = case.run(&mut model, route, 3);
+            case.assert_same(&format!("{route:?}"), &found, &expected);
         }
     }
 }
 
 #[test]
-fn tiny_chunks() {
+fn tiny_chunks_and_decode() {
     let folder = tempfile::tempdir().unwrap();
-    chunks_do_not_matter(&tiny_cases(folder.path()), &[1, 7, 32, 33]);
+    let routes = [1, 7, 32, 33].map(Route::Chunks);
+    routes_do_not_matter(&tiny_cases(folder.path()), &routes);
 }
 
 #[test]
-fn real_chunks() {
-    chunks_do_not_matter(&real_cases("real_chunks"), &[1, 7, 32]);
+fn real_chunks_and_decode() {
+    let routes = [Route::Chunks(7), Route::Chunks(32), Route::ThenOnes(545)];
+    routes_do_not_matter(&real_cases("real_chunks_and_decode"), &routes);
 }
 
 fn threads_do_not_matter(cases: &[Case]) {
@@ -178,13 +179,10 @@ fn instruction_sets_do_not_matter(cases: &[Case], sets: &[CpuFeatures]) {
         for &features in sets {
             let mut model = case.load(|o| o.cpu = Some(features));
             // One token has kernels of its own, and so have few and many.
-            for route in [Route::Whole, Route::Chunks(9)] {
+            let ones = if case.from == 0 { Route::Chunks(1) } else { Route::ThenOnes(case.from) };
+            for route in [Route::Whole, Route::Chunks(9), ones] {
                 let found = case.run(&mut model, route, 0);
                 case.assert_same(&format!("{features:?}, {route:?}"), &found, &expected);
-            }
-            if case.from == 0 {
-                let found = case.run(&mut model, Route::Chunks(1), 0);
-                case.assert_same(&format!("{features:?}, decode"), &found, &expected);
             }
         }
     }

@@ -5,17 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::error::PullError;
 
-/// Where dunlin keeps what can be made or fetched again: `DUNLIN_CACHE`, or else `dunlin` in the
-/// user's cache folder (`XDG_CACHE_HOME`, `~/.cache`).
+/// Where dunlin keeps what can be made or fetched again.
 ///
 /// # Errors
-/// Where the environment names none of them.
+/// Where the environment does not say.
 pub fn cache_folder() -> Result<PathBuf, PullError> {
-    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    folder("DUNLIN_CACHE")
-        .or_else(|| folder("XDG_CACHE_HOME").filter(|p| p.is_absolute()).map(|p| p.join("dunlin")))
-        .or_else(|| folder("HOME").map(|home| home.join(".cache").join("dunlin")))
-        .ok_or(PullError::NoCacheFolder)
+    dunlin_model::cache_folder().ok_or(PullError::NoCacheFolder)
 }
 
 /// Where fetched models are.

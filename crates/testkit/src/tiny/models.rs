@@ -106,7 +106,8 @@ impl Plan {
     fn metadata(&self) -> MetaList {
         let mut list = MetaList::default();
         list.add("general.architecture", self.arch);
-        list.add("general.name", self.name.as_str());
+        // Not the architecture: llama.cpp looks for tokens of some models by their names.
+        list.add("general.name", "tiny");
         let mut add = |key: &str, n: usize| list.add(format!("{}.{key}", self.arch), n as u32);
         add("block_count", self.layers);
         add("context_length", self.context);
@@ -307,15 +308,16 @@ fn rope_models() -> Vec<Tiny> {
 
 fn phi3_longrope() -> Tiny {
     let plan = Plan::of("phi3-longrope", "Phi3ForCausalLM", "phi3");
-    let mut phi = Plan { fused: true, head_dim: 32, context: 128, ..plan }.build().extra();
+    let plan = Plan { fused: true, heads: 2, kv_heads: 1, head_dim: 32, ..plan };
+    let mut phi = plan.build().extra();
     let short: Vec<f32> = (0..16).map(|i| 1.0 + i as f32 / 16.0).collect();
     let long: Vec<f32> = (0..16).map(|i| 1.0 + i as f32 / 4.0).collect();
-    phi.config["original_max_position_embeddings"] = json!(32);
+    phi.config["original_max_position_embeddings"] = json!(512);
     phi.config["rope_scaling"] =
         json!({"type": "longrope", "short_factor": short, "long_factor": long});
-    phi.metadata.add("phi3.rope.scaling.original_context_length", 32u32);
-    // sqrt(1 + ln(128 / 32) / ln(32)), as the converter writes it.
-    phi.metadata.add("phi3.rope.scaling.attn_factor", 1.4f64.sqrt() as f32);
+    phi.metadata.add("phi3.rope.scaling.original_context_length", 512u32);
+    // sqrt(1 + ln(2048 / 512) / ln(512)), as the converter writes it.
+    phi.metadata.add("phi3.rope.scaling.attn_factor", (11.0f64 / 9.0).sqrt() as f32);
     for (name, data) in [("short", short), ("long", long)] {
         let name = format!("rope_factors_{name}.weight");
         phi.gguf_only.push(Tensor { name, shape: vec![data.len()], data });
