@@ -55,7 +55,8 @@ fn packs_that_cannot_be_used_are_made_anew() {
     let want = run(&mut load(&path, &options(&folder)).unwrap());
     let pack = packs(&folder).pop().unwrap();
     let good = fs::read(&pack).unwrap();
-    let edits: [(&str, &dyn Fn(&mut Vec<u8>)); 7] = [
+    type Edit<'a> = (&'a str, &'a dyn Fn(&mut Vec<u8>));
+    let edits: [Edit<'_>; 7] = [
         ("by another version", &|b| b[8] = b[8].wrapping_add(1)),
         ("by another version", &|b| b[12..16].reverse()),
         ("damaged", &|b| b[0] = b'D'),

@@ -197,7 +197,8 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
                 _mm256_maddubs_epi16(codes, x)
             };
             let steps = const { steps::<F>() };
-            acc.1 = if g % steps == 0 { products } else { _mm256_add_epi16(acc.1, products) };
+            acc.1 =
+                if g.is_multiple_of(steps) { products } else { _mm256_add_epi16(acc.1, products) };
             if g % steps == steps - 1 {
                 let wide = _mm256_madd_epi16(acc.1, _mm256_set1_epi16(1));
                 acc.0[half] = _mm256_add_epi32(acc.0[half], wide);

@@ -6,6 +6,8 @@
 //!
 //! Everything here is `inline(always)` so that it is compiled within its caller's target features.
 
+#![allow(clippy::needless_range_loop, reason = "an index names a register here, and unrolls")]
+
 use super::format::{Format, Min};
 use super::{FloatColumns, Int8Columns, Output, Scratch, panel_rows, reserve};
 use crate::pack::{BLOCK, Codes, PANEL_ROWS, PackedLayout, PackedMatrix};

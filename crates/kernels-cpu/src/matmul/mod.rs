@@ -177,13 +177,15 @@ pub fn run_panels(
 ) {
     columns.check(w, out);
     assert!(panels.end <= w.layout().panels());
-    // SAFETY: shapes were checked; the features are those the CPU has.
     match cpu.isa() {
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: shapes were checked; the features are those the CPU has.
         Isa::Avx512 => unsafe { avx512::run(w, panels, columns, out, scratch) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: shapes were checked; the features are those the CPU has.
         Isa::Avx2 => unsafe { avx2::run(cpu, w, panels, columns, out, scratch) },
         #[cfg(target_arch = "aarch64")]
+        // SAFETY: shapes were checked; the features are those the CPU has.
         Isa::Neon => unsafe { neon::run(cpu, w, panels, columns, out, scratch) },
         _ => {
             let _ = scratch;
