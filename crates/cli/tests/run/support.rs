@@ -12,6 +12,8 @@ use tempfile::TempDir;
 /// The binary with a home of its own and a model.
 pub struct Dunlin {
     home: TempDir,
+    /// Where packs are kept.
+    cache: PathBuf,
     pub model: PathBuf,
 }
 
@@ -28,12 +30,14 @@ impl Dunlin {
     pub fn tiny() -> Self {
         let home = tempfile::tempdir().unwrap();
         let model = dunlin_testkit::tiny::named("llama-q4_1").write_gguf(home.path());
-        Self { home, model }
+        let cache = home.path().join("cache");
+        Self { home, cache, model }
     }
 
-    /// With a model that is there.
+    /// With a real model, whose pack is kept for the next run of the tests.
     pub fn with_model(model: PathBuf) -> Self {
-        Self { home: tempfile::tempdir().unwrap(), model }
+        let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("real-models");
+        Self { home: tempfile::tempdir().unwrap(), cache, model }
     }
 
     /// A file in the home.
@@ -53,7 +57,7 @@ impl Dunlin {
         }
         command
             .env("HOME", self.home.path())
-            .env("XDG_CACHE_HOME", self.home.path().join("cache"))
+            .env("XDG_CACHE_HOME", &self.cache)
             .env_remove("XDG_STATE_HOME")
             .env("DUNLIN_THREADS", "2")
             .arg(subcommand)

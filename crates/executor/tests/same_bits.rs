@@ -1,0 +1,134 @@
+//! The generation loop over the CPU backend: batching, chunking, shared prompts, kept KV and samples
+//! change no bit of a log-probability, whatever the model and the KV type.
+
+use dunlin_executor::{
+    generate::{Choice, Completion, Event, Generator, Request, SessionId},
+    sampler::SamplingParams,
+};
+use dunlin_model::{CpuModel, LoadOptions, load};
+use dunlin_spec::KvType;
+use dunlin_testkit::tiny;
+use dunlin_units::SeedTree;
+
+const SEED: u64 = 0x5A3E;
+const CONTEXT: usize = 200;
+
+fn generator(model: &std::path::Path, kv_type: KvType, kv_tokens: usize) -> Generator<CpuModel> {
+    let options = LoadOptions {
+        threads: Some(2),
+        kv_type,
+        context: Some(CONTEXT),
+        kv_tokens: Some(kv_tokens),
+        pack_folder: None,
+        ..LoadOptions::default()
+    };
+    let loaded = load(model, &options).unwrap();
+    Generator::new(loaded.backend, Some(loaded.tokenizer), CONTEXT)
+}
+
+fn request(seed: u64, prompt_len: usize, max_tokens: usize) -> Request {
+    let prompt = tiny::random_tokens(seed, prompt_len);
+    let temperature = if seed.is_multiple_of(2) { 0.0 } else { 1.0 };
+    let sampling = SamplingParams { seed, temperature, ..SamplingParams::default() };
+    Request { logprobs: Some(2), ..Request::new(prompt, sampling, Some(max_tokens)) }
+}
+
+fn alone(generator: &mut Generator<CpuModel>, request: &Request) -> Completion {
+    generator.complete(request.clone(), |_| {}).unwrap()
+}
+
+fn together(generator: &mut Generator<CpuModel>, requests: &[Request]) -> Vec<Completion> {
+    let ids: Vec<_> = requests.iter().map(|r| generator.submit(r.clone()).unwrap()).collect();
+    let mut done = Vec::new();
+    generator.run(|event| {
+        if let Event::Finished { request, completion } = event {
+            done.push((request, completion));
+        }
+    });
+    done.sort_by_key(|(id, _)| *id);
+    assert!(done.iter().map(|(id, _)| *id).eq(ids));
+    done.into_iter().map(|(_, completion)| completion).collect()
+}
+
+/// Equal in every token and in every bit of every log-probability.
+fn assert_same(a: &[Choice], b: &[Choice], what: &str) {
+    assert_eq!(a, b, "{what} (seed {SEED})");
+}
+
+/// Runs a check for models that differ in what their KV and attention are like.
+fn for_each_model(check: impl Fn(&mut dyn FnMut(usize) -> Generator<CpuModel>, &str)) {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["llama-q4_1", "gemma3-q5_0", "qwen3"] {
+        let path = tiny::named(name).write_gguf(folder.path());
+        for kv_type in [KvType::F32, KvType::F16, KvType::Int8] {
+            let label = format!("{name}, {kv_type} KV");
+            check(&mut |kv_tokens| generator(&path, kv_type, kv_tokens), &label);
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_strangers_gives_what_each_gets_alone() {
+    for_each_model(|open, label| {
+        let mut random = SeedTree::root(SEED).child(label).stream();
+        let requests: Vec<Request> = (0..12)
+            .map(|seed| {
+                let prompt_len = 1 + random.next_below(120) as usize;
+                let mut request = request(seed, prompt_len, 1 + random.next_below(30) as usize);
+                request.choices = 1 + random.next_below(3) as u32;
+                request
+            })
+            .collect();
+        let mut single = open(4 * CONTEXT);
+        let alone: Vec<Completion> = requests.iter().map(|r| alone(&mut single, r)).collect();
+        // Room for all at once, and room for so few that they wait for each other.
+        for kv_tokens in [40 * CONTEXT, 4 * CONTEXT] {
+            let batch = together(&mut open(kv_tokens), &requests);
+            for (i, (a, b)) in alone.iter().zip(&batch).enumerate() {
+                assert_same(&a.choices, &b.choices, &format!("{label}: request {i}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn each_sample_is_what_it_would_be_without_the_others() {
+    for_each_model(|open, label| {
+        let mut generator = open(5 * CONTEXT);
+        for prompt_len in [1, 15, 16, 17, 33, 64] {
+            let mut request = request(7, prompt_len, 20);
+            request.choices = 5;
+            let five = alone(&mut generator, &request);
+            for fewer in 1..5 {
+                request.choices = fewer;
+                let some = alone(&mut generator, &request);
+                let n = fewer as usize;
+                assert_same(&some.choices, &five.choices[..n], &format!("{label}: {prompt_len}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn kept_kv_is_as_good_as_new() {
+    for_each_model(|open, label| {
+        let (mut kept, mut forgetful) = (open(2 * CONTEXT), open(2 * CONTEXT));
+        let mut history = Vec::new();
+        // How much of the history the next prompt keeps: all of it, or up to a place inside a
+        // block, which is then written over.
+        for (turn, keep) in [0usize, 999, 999, 37, 999, 5, 48].into_iter().enumerate() {
+            history.truncate(keep);
+            let mut request = request(20 + turn as u64, 9, 14);
+            history.append(&mut request.prompt);
+            request.prompt = history.clone();
+            let fresh = alone(&mut forgetful, &request);
+            request.session = Some(SessionId(3));
+            let resumed = alone(&mut kept, &request);
+            assert_same(&fresh.choices, &resumed.choices, &format!("{label}: turn {turn}"));
+            if turn > 0 {
+                assert!(resumed.bill.cached_tokens > 0, "{label}: turn {turn}");
+            }
+            history.extend(&resumed.choices[0].token_ids);
+        }
+    });
+}
