@@ -70,10 +70,10 @@ fn tokens_are_golden() {
 }
 
 #[test]
-fn the_capital_of_france_is_paris() {
-    for (model, dunlin) in real("the_capital_of_france_is_paris") {
-        let args = ["-p", "The capital of France is", "-n", "8", "--temperature", "0", "--raw"];
-        let text = dunlin.run(&args).out;
-        assert!(text.starts_with(" Paris"), "{}: {text}", model.name);
-    }
+fn the_default_model_knows_the_capital_of_france() {
+    let Some((_, dunlin)) = real("the_default_model_knows_the_capital_of_france").next() else {
+        return;
+    };
+    let args = ["-p", "The capital of France is", "-n", "8", "--temperature", "0", "--raw"];
+    assert!(dunlin.run(&args).out.starts_with(" Paris"));
 }
