@@ -141,19 +141,22 @@ fn block_at(logits: &[f32], index: usize) -> &[f32] {
 fn block_max(block: &[f32]) -> (f32, bool) {
     const LANES: usize = 16;
     let mut max = [f32::NEG_INFINITY; LANES];
-    let mut nan = [false; LANES];
+    // As wide as the values, so that compilers keep both in vectors of one shape.
+    let mut nan = [0u32; LANES];
+    let mut take = |lane: usize, x: f32| {
+        max[lane] = if x > max[lane] { x } else { max[lane] };
+        nan[lane] |= u32::from(x.is_nan());
+    };
     let (whole, rest) = block.as_chunks::<LANES>();
     for chunk in whole {
-        for lane in 0..LANES {
-            max[lane] = if chunk[lane] > max[lane] { chunk[lane] } else { max[lane] };
-            nan[lane] |= chunk[lane].is_nan();
+        for (lane, &x) in chunk.iter().enumerate() {
+            take(lane, x);
         }
     }
     for (lane, &x) in rest.iter().enumerate() {
-        max[lane] = if x > max[lane] { x } else { max[lane] };
-        nan[lane] |= x.is_nan();
+        take(lane, x);
     }
-    (max.into_iter().fold(f32::NEG_INFINITY, f32::max), nan.into_iter().any(|n| n))
+    (max.into_iter().fold(f32::NEG_INFINITY, f32::max), nan.into_iter().any(|n| n != 0))
 }
 
 #[cfg(test)]
