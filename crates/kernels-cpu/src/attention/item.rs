@@ -84,7 +84,8 @@ unsafe fn run_item_kernel<S: Simd>(s: S, work: &Work<'_>, index: usize) {
             for row in 0..rows {
                 x.spans.add(row).write(span_of(work, unit, row, segment));
             }
-            let part = Segment::new(work, unit, rows, segment);
+            let goes_on = segment + 1 < item.segments.end;
+            let part = Segment::new(work, unit, rows, segment, goes_on);
             segment_scores(s, part);
             for row in 0..rows {
                 let seen = x.spans.add(row).read().range();

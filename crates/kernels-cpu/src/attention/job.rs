@@ -6,7 +6,7 @@ use super::plan::Plan;
 use super::segment::Span;
 use super::softmax::RowState;
 use super::tiles::{QUERY_STRIDE, SCORE_STRIDE};
-use crate::kv::{BLOCK_TOKENS, KV_GROUP, KvGeometry, KvPool};
+use crate::kv::{BLOCK_TOKENS, KvGeometry, KvPool, VALUE_GROUP};
 use crate::simd::LANES;
 use crate::{CpuFeatures, KernelError};
 use std::marker::PhantomData;
@@ -63,7 +63,7 @@ impl AttnScratch {
             lines(rows * SCORE_STRIDE),
             lines(shape.head_dim * BLOCK_TOKENS),
             lines(v_stride * BLOCK_TOKENS),
-            lines(shape.v_head_dim.div_ceil(KV_GROUP) * BLOCK_TOKENS),
+            lines(shape.v_head_dim.div_ceil(VALUE_GROUP) * BLOCK_TOKENS),
             outputs,
             outputs,
             states,

@@ -10,7 +10,9 @@ use super::plan::Unit;
 use super::tiles::{
     self, Keys, QUERY_STRIDE, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
 };
-use crate::kv::{BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, KV_GROUP, bytes_of};
+use crate::kv::{
+    BLOCK_TOKENS, Codec, F16Codec, F32Codec, HeadPtr, Int8Codec, VALUE_GROUP, bytes_of,
+};
 use crate::simd::{LANES, Simd};
 use dunlin_spec::KvType;
 use std::ops::Range;
@@ -111,12 +113,20 @@ pub(super) struct Segment<'a> {
     /// Blocks of the segment that any row sees.
     first_block: usize,
     last_block: usize,
+    /// Whether the same thread goes on with the next segment.
+    goes_on: bool,
 }
 
 impl<'a> Segment<'a> {
     /// The spans of the rows must be in scratch.
     #[inline(always)]
-    pub(super) unsafe fn new(work: &'a Work<'a>, unit: &Unit, rows: usize, segment: usize) -> Self {
+    pub(super) unsafe fn new(
+        work: &'a Work<'a>,
+        unit: &Unit,
+        rows: usize,
+        segment: usize,
+        goes_on: bool,
+    ) -> Self {
         let table = &work.plan.tables[unit.table + segment * (SEGMENT_TOKENS / BLOCK_TOKENS)..];
         // SAFETY: the spans are there. Both of their ends ascend with the rows.
         let (first, last) = unsafe { (*work.scratch.spans, *work.scratch.spans.add(rows - 1)) };
@@ -127,6 +137,7 @@ impl<'a> Segment<'a> {
             rows,
             first_block: first.start as usize / BLOCK_TOKENS,
             last_block: (last.end as usize).div_ceil(BLOCK_TOKENS).saturating_sub(1),
+            goes_on,
         }
     }
 
@@ -158,10 +169,17 @@ impl<'a> Segment<'a> {
         (next as isize).wrapping_sub(self.head(block).k as isize)
     }
 
-    /// The distance in bytes from a block's values to those of the next.
+    /// The distance in bytes from a block's values to those of the next, or to the next segment's
+    /// first keys.
     #[inline(always)]
     fn ahead_of_values(&self, block: usize) -> isize {
-        let next = self.head((block + 1).min(self.last_block)).v;
+        let next = if block < self.last_block {
+            self.head(block + 1).v
+        } else if self.goes_on {
+            self.head(block + 1).k
+        } else {
+            return 0;
+        };
         (next as isize).wrapping_sub(self.head(block).v as isize)
     }
 }
@@ -255,7 +273,7 @@ pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
         // SAFETY: the caller's; the table's blocks exist.
         unsafe {
             if kv_type == KvType::Int8 {
-                convert_scales(s, head.v_scales, features.div_ceil(KV_GROUP), scratch.scales);
+                convert_scales(s, head.v_scales, features.div_ceil(VALUE_GROUP), scratch.scales);
             }
             if is_direct(x.rows) {
                 values.ahead = x.ahead_of_values(block);
@@ -358,7 +376,7 @@ unsafe fn add_values<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
             ($nv:literal) => {
                 while vectors - vector >= $nv {
                     let feature = vector * LANES;
-                    let group = feature / KV_GROUP * BLOCK_TOKENS;
+                    let group = feature / VALUE_GROUP * BLOCK_TOKENS;
                     let values = Values {
                         at: values.at.add(span.start * values.row_bytes + feature * C::BYTES),
                         scales: values.scales.wrapping_add(group + span.start),

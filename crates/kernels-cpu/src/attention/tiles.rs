@@ -2,7 +2,7 @@
 //!
 //! Every function is one chain of fused multiply-adds for each output element, whatever the tile.
 
-use crate::kv::{BLOCK_TOKENS, Codec, KV_GROUP, SCALE_UNIT};
+use crate::kv::{BLOCK_TOKENS, Codec, KEY_GROUP, SCALE_UNIT, VALUE_GROUP};
 use crate::simd::{LANES, Simd};
 
 /// Floats between the scores of two rows: a segment and a little, so that rows do not fall into
@@ -94,7 +94,7 @@ pub(super) unsafe fn scores<
     // SAFETY: the caller's; pointers move over `features` rows of each array.
     unsafe {
         while left > 0 {
-            let n = if C::SCALED { left.min(KV_GROUP) } else { left };
+            let n = if C::SCALED { left.min(KEY_GROUP) } else { left };
             let mut scale = [s.splat(1.0); NV];
             if C::SCALED {
                 for (j, scale) in scale.iter_mut().enumerate() {
@@ -168,7 +168,7 @@ pub(super) unsafe fn weighted<
                 }
                 *value = C::load(s, v.add(offset));
                 if C::SCALED {
-                    let scale = *scales.add(j * LANES / KV_GROUP * BLOCK_TOKENS);
+                    let scale = *scales.add(j * LANES / VALUE_GROUP * BLOCK_TOKENS);
                     *value = s.mul(*value, s.splat(scale));
                 }
             }
@@ -203,8 +203,8 @@ pub(super) unsafe fn convert_keys<S: Simd, C: Codec>(
     // SAFETY: the caller's.
     unsafe {
         for d in 0..features {
-            if C::SCALED && d.is_multiple_of(KV_GROUP) {
-                let scales = keys.scales.add(d / KV_GROUP * BLOCK_TOKENS);
+            if C::SCALED && d.is_multiple_of(KEY_GROUP) {
+                let scales = keys.scales.add(d / KEY_GROUP * BLOCK_TOKENS);
                 for (j, scale) in scale.iter_mut().enumerate() {
                     *scale = s.mul(s.load_f16_ptr(scales.add(j * LANES)), s.splat(SCALE_UNIT));
                 }
@@ -257,7 +257,7 @@ pub(super) unsafe fn convert_values<S: Simd, C: Codec>(
             for j in 0..vectors {
                 let mut v = C::load(s, row.add(j * LANES * C::BYTES));
                 if C::SCALED {
-                    let group = j * LANES / KV_GROUP;
+                    let group = j * LANES / VALUE_GROUP;
                     v = s.mul(v, s.splat(*values.scales.add(group * BLOCK_TOKENS + t)));
                 }
                 s.store_ptr(v, out.add((t * vectors + j) * LANES));

@@ -7,8 +7,12 @@ use dunlin_spec::{AttnSpec, KvType};
 /// Positions in a block.
 pub const BLOCK_TOKENS: usize = 32;
 
-/// Features that share a scale where keys and values are int8.
-pub const KV_GROUP: usize = 32;
+/// Features that share a scale where keys are int8. Scores feel the error of keys much more than
+/// outputs that of values: groups of 32 double the error of a long prompt's logits.
+pub const KEY_GROUP: usize = 16;
+
+/// Features that share a scale where values are int8.
+pub const VALUE_GROUP: usize = 32;
 
 /// The shape of a layer's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,11 +89,11 @@ pub(crate) struct LayerLayout {
 pub(crate) struct HeadPtr {
     /// `[head_dim][32]`.
     pub(crate) k: *mut u8,
-    /// `[ceil(head_dim / KV_GROUP)][32]` half floats, int8 only.
+    /// `[ceil(head_dim / KEY_GROUP)][32]` half floats, int8 only.
     pub(crate) k_scales: *mut u16,
     /// `[32][v_stride]`.
     pub(crate) v: *mut u8,
-    /// `[ceil(v_head_dim / KV_GROUP)][32]` half floats, int8 only.
+    /// `[ceil(v_head_dim / VALUE_GROUP)][32]` half floats, int8 only.
     pub(crate) v_scales: *mut u16,
 }
 
@@ -133,9 +137,9 @@ impl LayerLayout {
         let (k_type, v_type) = (if wide { KvType::F16 } else { kv_type }, kv_type);
         let v_stride = v_head_dim.next_multiple_of(LANES);
         let k_scales_at = (head_dim * BLOCK_TOKENS * bytes_of(k_type)).next_multiple_of(64);
-        let v_at = k_scales_at + scale_bytes(k_type, head_dim);
+        let v_at = k_scales_at + scale_bytes(k_type, head_dim, KEY_GROUP);
         let v_scales_at = v_at + v_stride * BLOCK_TOKENS * bytes_of(v_type);
-        let head_bytes = v_scales_at + scale_bytes(v_type, v_head_dim);
+        let head_bytes = v_scales_at + scale_bytes(v_type, v_head_dim, VALUE_GROUP);
         let end = offset.checked_add(n_kv_heads.checked_mul(head_bytes)?)?;
         let layer = LayerLayout {
             geometry,
@@ -184,12 +188,11 @@ impl LayerLayout {
             },
         ];
         let scales = [
-            (self.k_type, self.k_scales_at, head_dim),
-            (self.v_type, self.v_scales_at, v_head_dim),
+            (self.k_type, self.k_scales_at, head_dim.div_ceil(KEY_GROUP)),
+            (self.v_type, self.v_scales_at, v_head_dim.div_ceil(VALUE_GROUP)),
         ];
-        for (kv_type, offset, features) in scales {
+        for (kv_type, offset, count) in scales {
             if kv_type == KvType::Int8 {
-                let count = features.div_ceil(KV_GROUP);
                 runs.push(TokenRun { offset, count, stride: BLOCK_TOKENS * 2, bytes: tokens * 2 });
             }
         }
@@ -207,9 +210,9 @@ pub(crate) const fn bytes_of(kv_type: KvType) -> usize {
 }
 
 /// Bytes of a block's scales for one head.
-const fn scale_bytes(kv_type: KvType, features: usize) -> usize {
+const fn scale_bytes(kv_type: KvType, features: usize, group: usize) -> usize {
     match kv_type {
         KvType::F32 | KvType::F16 => 0,
-        KvType::Int8 => features.div_ceil(KV_GROUP) * BLOCK_TOKENS * 2,
+        KvType::Int8 => features.div_ceil(group) * BLOCK_TOKENS * 2,
     }
 }

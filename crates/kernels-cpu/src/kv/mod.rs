@@ -6,8 +6,8 @@
 //!
 //! - keys transposed, `[head_dim][32]`, so that one SIMD lane is one token;
 //! - values, `[32][v_head_dim]`, so that one lane is one feature (rows padded to whole vectors);
-//! - for int8, one scale for each token and each [`KV_GROUP`] features, of keys and of values,
-//!   `[groups][32]`.
+//! - for int8, one scale for each token and each [`KEY_GROUP`] features of a key or [`VALUE_GROUP`]
+//!   of a value, `[groups][32]`.
 //!
 //! What a token's stored form is depends on that token alone: never on its neighbours in the block.
 //! Memory comes straight from the system, in huge pages where it has them, and is touched only when
@@ -19,7 +19,7 @@ mod memory;
 mod store;
 
 pub(crate) use codec::{Codec, F16Codec, F32Codec, Int8Codec, SCALE_UNIT};
-pub use layout::{BLOCK_TOKENS, KV_GROUP, KvGeometry, needs_wide_keys};
+pub use layout::{BLOCK_TOKENS, KEY_GROUP, KvGeometry, VALUE_GROUP, needs_wide_keys};
 pub(crate) use layout::{HeadPtr, LayerLayout, bytes_of};
 pub use store::KvRows;
 

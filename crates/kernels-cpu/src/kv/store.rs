@@ -4,7 +4,7 @@
 //! 256 d (at most 65504, so larger values saturate), then `q = round(x / d)` as `x * (1 / d)` in
 //! f32, ties to even, clamped to +-127. A group with an infinity or a NaN gets a NaN scale.
 
-use super::{BLOCK_TOKENS, HeadPtr, KV_GROUP, KvPool, LayerLayout, SCALE_UNIT};
+use super::{BLOCK_TOKENS, HeadPtr, KEY_GROUP, KvPool, LayerLayout, SCALE_UNIT, VALUE_GROUP};
 use crate::CpuFeatures;
 use crate::simd::{LANES, Simd, f16_from_f32, f16_to_f32, simd_dispatch};
 use dunlin_spec::KvType;
@@ -116,11 +116,11 @@ unsafe fn store_key<S: Simd>(s: S, kv_type: KvType, to: HeadPtr, lane: usize, k:
             }
             KvType::Int8 => {
                 let column = to.k.cast::<i8>().add(lane);
-                for (g, part) in k.chunks(KV_GROUP).enumerate() {
-                    let (scale, q) = quantize_group(s, part);
+                for (g, part) in k.chunks(KEY_GROUP).enumerate() {
+                    let (scale, q) = quantize_group::<S, KEY_GROUP>(s, part);
                     to.k_scales.add(g * BLOCK_TOKENS + lane).write(scale);
                     for (d, q) in q.iter().enumerate().take(part.len()) {
-                        column.add((g * KV_GROUP + d) * BLOCK_TOKENS).write(*q);
+                        column.add((g * KEY_GROUP + d) * BLOCK_TOKENS).write(*q);
                     }
                 }
             }
@@ -154,22 +154,25 @@ unsafe fn store_value<S: Simd>(
             }
             KvType::Int8 => {
                 let row = to.v.cast::<i8>().add(lane * stride);
-                for (g, part) in v.chunks(KV_GROUP).enumerate() {
-                    let (scale, q) = quantize_group(s, part);
+                for (g, part) in v.chunks(VALUE_GROUP).enumerate() {
+                    let (scale, q) = quantize_group::<S, VALUE_GROUP>(s, part);
                     to.v_scales.add(g * BLOCK_TOKENS + lane).write(scale);
-                    row.add(g * KV_GROUP).copy_from_nonoverlapping(q.as_ptr(), part.len());
+                    row.add(g * VALUE_GROUP).copy_from_nonoverlapping(q.as_ptr(), part.len());
                 }
             }
         }
     }
 }
 
-const _: () = assert!(KV_GROUP.is_multiple_of(LANES));
+/// Vectors of the larger group.
+const PARTS: usize = 2;
 
-/// The stored scale and the values of one group.
+const _: () = assert!(KEY_GROUP.is_multiple_of(LANES) && KEY_GROUP <= PARTS * LANES);
+const _: () = assert!(VALUE_GROUP.is_multiple_of(LANES) && VALUE_GROUP <= PARTS * LANES);
+
+/// The stored scale and the values of one group of up to `N`.
 #[inline(always)]
-fn quantize_group<S: Simd>(s: S, x: &[f32]) -> (u16, [i8; KV_GROUP]) {
-    const PARTS: usize = KV_GROUP / LANES;
+fn quantize_group<S: Simd, const N: usize>(s: S, x: &[f32]) -> (u16, [i8; N]) {
     let mut parts = [s.splat(0.0); PARTS];
     let mut top = s.i32_splat(0);
     for (i, part) in x.chunks(LANES).enumerate() {
@@ -177,7 +180,7 @@ fn quantize_group<S: Simd>(s: S, x: &[f32]) -> (u16, [i8; KV_GROUP]) {
         top = s.i32_max(top, s.to_bits(s.abs(parts[i])));
     }
     let amax = f32::from_bits(s.i32_max_lane(top) as u32);
-    let mut q = [0i8; KV_GROUP];
+    let mut q = [0i8; N];
     if !amax.is_finite() {
         return (f16_from_f32(f32::NAN), q);
     }
@@ -185,7 +188,7 @@ fn quantize_group<S: Simd>(s: S, x: &[f32]) -> (u16, [i8; KV_GROUP]) {
     let d = f16_to_f32(scale) * SCALE_UNIT;
     if d > 0.0 {
         let inv = s.splat(1.0 / d);
-        for (i, part) in parts.iter().enumerate() {
+        for (i, part) in parts[..N / LANES].iter().enumerate() {
             let v = s.mul(*part, inv);
             let v = s.max(s.min(v, s.splat(127.0)), s.splat(-127.0));
             // SAFETY: part `i` of the array has 16 bytes.
@@ -211,16 +214,19 @@ pub(super) fn export(
     assert_eq!(v.len(), g.n_kv_heads * g.v_head_dim);
     for head in 0..g.n_kv_heads {
         let from = pool.head(layer, block, head);
-        let scale = |d: usize| (d / KV_GROUP) * BLOCK_TOKENS + lane;
         for (d, x) in k[head * g.head_dim..][..g.head_dim].iter_mut().enumerate() {
             let at = d * BLOCK_TOKENS + lane;
             // SAFETY: feature `d` of lane `lane` lies within the head, and so does its scale.
-            *x = unsafe { read(layer.k_type, from.k, at, from.k_scales, scale(d)) };
+            *x = unsafe {
+                read(layer.k_type, from.k, at, from.k_scales, d / KEY_GROUP * BLOCK_TOKENS + lane)
+            };
         }
         for (d, x) in v[head * g.v_head_dim..][..g.v_head_dim].iter_mut().enumerate() {
             let at = lane * layer.v_stride + d;
             // SAFETY: as above.
-            *x = unsafe { read(layer.v_type, from.v, at, from.v_scales, scale(d)) };
+            *x = unsafe {
+                read(layer.v_type, from.v, at, from.v_scales, d / VALUE_GROUP * BLOCK_TOKENS + lane)
+            };
         }
     }
 }

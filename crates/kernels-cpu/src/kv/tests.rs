@@ -168,7 +168,7 @@ fn odd_values_do_not_reach_their_neighbours() {
     pool.store(cpu, 0, 0, 4, &k, &v);
     let (mut k2, mut v2) = (vec![0.0; 64], vec![0.0; 64]);
     pool.export(0, 0, 4, &mut k2, &mut v2);
-    assert!(k2[40].is_nan() && k2[..KV_GROUP].iter().all(|x| x.is_finite()));
+    assert!(k2[40].is_nan() && k2[..KEY_GROUP].iter().all(|x| x.is_finite()));
     assert!(v2.iter().all(|x| *x > 30_000.0 && x.is_finite()), "too large a value saturates");
 }
 
@@ -209,7 +209,10 @@ fn sizes_are_what_they_should_be_and_impossible_ones_are_refused() {
     let per_token = |t| KvPool::bytes_per_block(&g, t).unwrap() as f64 / 32.0;
     assert_eq!(per_token(KvType::F32), (30 * 3 * 128 * 4) as f64);
     assert_eq!(per_token(KvType::F16), (30 * 3 * 128 * 2) as f64);
-    assert_eq!(per_token(KvType::Int8), (30 * 3 * (128 + 128 / KV_GROUP * 2)) as f64);
+    assert_eq!(
+        per_token(KvType::Int8),
+        (30 * 3 * (128 + 64 / KEY_GROUP * 2 + 64 / VALUE_GROUP * 2)) as f64
+    );
     let none = [KvGeometry { n_kv_heads: 0, head_dim: 64, v_head_dim: 64, wide_keys: false }];
     assert!(KvPool::new(&none, KvType::F16, 1).is_err());
     assert!(matches!(
