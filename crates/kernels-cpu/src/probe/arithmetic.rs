@@ -4,7 +4,9 @@
 //! They are written in assembly, since a compiler may drop, merge or spill what has no use.
 
 use super::timed;
-use crate::{CpuFeatures, Isa};
+use crate::CpuFeatures;
+#[cfg(target_arch = "x86_64")]
+use crate::Isa;
 use std::time::Duration;
 
 /// Operations a second over all threads (a multiplication and an addition count as two), each the
