@@ -11,8 +11,6 @@ use serde::Serialize;
 
 use super::summary::median;
 
-/// Memory that a read test goes over: many times any cache.
-const READ_BYTES: usize = 1 << 30;
 /// Passes of a read test, of which the best counts: a limit is what is reached undisturbed.
 const PASSES: usize = 3;
 
@@ -60,13 +58,12 @@ pub struct Arithmetic {
 }
 
 impl MachineProbe {
-    /// Gets the memory.
+    /// Gets the memory: twice `bytes`, which should be many times any cache.
     ///
     /// # Errors
     /// Memory that cannot be had, and an instruction set that the CPU lacks.
-    pub fn new(threads: usize) -> anyhow::Result<Self> {
+    pub fn new(threads: usize, bytes: usize) -> anyhow::Result<Self> {
         let features = CpuFeatures::detect()?;
-        let bytes = read_bytes();
         let memory = |pages| ReadProbe::new(bytes, pages).context("no memory for the read test");
         let huge = memory(Pages::Huge)?;
         let found = Machine {
@@ -141,17 +138,6 @@ fn best_of(a: ArithmeticRates, b: ArithmeticRates) -> ArithmeticRates {
         int8_a: best(a.int8_a, b.int8_a),
         int8_b: best(a.int8_b, b.int8_b),
         int8_dot: best(a.int8_dot, b.int8_dot),
-    }
-}
-
-/// Less than [`READ_BYTES`] where two such tests would be a burden.
-fn read_bytes() -> usize {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<usize>().ok());
-    match kib {
-        Some(kib) if kib / 8 < READ_BYTES / 1024 => (kib / 8 * 1024).max(64 << 20),
-        _ => READ_BYTES,
     }
 }
 

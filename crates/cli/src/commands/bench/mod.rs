@@ -64,6 +64,10 @@ pub struct Args {
     #[arg(long)]
     startup: bool,
 
+    /// Memory that the read tests go over, many times any cache; they hold twice as much
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    read_mib: u32,
+
     /// Write one JSON object
     #[arg(long)]
     json: bool,
@@ -132,7 +136,7 @@ fn measure(args: &Args, path: &Path, work: &Work, file_bytes: u64) -> anyhow::Re
         weight_bytes_per_step: work.bytes_per_step,
         kv_bytes_per_token,
     };
-    let mut probe = MachineProbe::new(threads)?;
+    let mut probe = MachineProbe::new(threads, (args.read_mib as usize) << 20)?;
     let mut runner = Runner::new(backend, &rows)?;
     let (mut peers, errors) = start_peers(args, path, threads)?;
     let mut found: Vec<(Row, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
