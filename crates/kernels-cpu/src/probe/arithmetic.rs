@@ -304,6 +304,7 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
 
     #[test]
     fn every_instruction_set_has_its_loops() {
