@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds packages for 64-bit ARM and runs their tests, under qemu where this is no ARM machine.
+# Builds for 64-bit ARM and runs tests, under qemu where this is no ARM machine.
 #
-# Usage: scripts/test-aarch64.sh [PACKAGE...] [-- TEST_ARGS...]
-#   PACKAGE    cargo packages; default: dunlin-quant dunlin-kernels-cpu
-#   TEST_ARGS  go to every test program
+# Usage: scripts/test-aarch64.sh [CARGO_TEST_ARGS...]
+#   By default: all tests of the block formats and of the kernels, then whole models against the
+#   fingerprints recorded on x86-64 and against the laws that the same bits obey.
 # Environment:
 #   DUNLIN_AARCH64_CPUS   qemu's CPUs to test, default "cortex-a72 neoverse-n1 max": plain NEON,
 #                         NEON with dot products, and those with int8 matrix products as well
@@ -20,13 +20,16 @@ target=aarch64-unknown-linux-gnu
 tools=${DUNLIN_AARCH64_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/dunlin/aarch64}
 root=$tools/root
 cpus=${DUNLIN_AARCH64_CPUS:-cortex-a72 neoverse-n1 max}
-packages=()
-while [[ $# -gt 0 && $1 != -- ]]; do
-    packages+=(-p "$1")
-    shift
-done
-[[ $# -gt 0 ]] && shift
-[[ ${#packages[@]} -gt 0 ]] || packages=(-p dunlin-quant -p dunlin-kernels-cpu)
+
+# What to test; on the machine itself if it is the right one.
+run_tests() {
+    if [[ $# -gt 0 ]]; then
+        cargo test "${cargo_target[@]}" "$@"
+        return
+    fi
+    cargo test "${cargo_target[@]}" --lib --tests -p dunlin-quant -p dunlin-kernels-cpu
+    cargo test "${cargo_target[@]}" -p dunlin-testkit --test fingerprints --test same_bits -- logits tiny
+}
 
 skip() {
     echo "skipped: $*" >&2
@@ -34,7 +37,9 @@ skip() {
 }
 
 if [[ $(uname -m) == aarch64 ]]; then
-    exec cargo test "${packages[@]}" -- "$@"
+    cargo_target=()
+    run_tests "$@"
+    exit
 fi
 
 apt_ready=
@@ -133,7 +138,8 @@ fi
 echo "compiler: $("${RUSTC:-rustc}" --version); emulator: $("$qemu" --version | head -1)"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$linker
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$qemu -L $libraries"
+cargo_target=(--target "$target")
 for cpu in $cpus; do
     echo "== $cpu"
-    QEMU_CPU=$cpu cargo test --target "$target" --lib --tests "${packages[@]}" -- "$@"
+    QEMU_CPU=$cpu run_tests "$@"
 done
