@@ -76,69 +76,71 @@ struct Layout {
     codes: &'static [Plane],
 }
 
+/// A format without sub-blocks.
+const fn plain(d: usize, dmin: Option<usize>, codes: &'static [Plane]) -> Layout {
+    Layout { d, dmin, sub_scales: SubScales::None, codes }
+}
+static NIBBLES: Layout = plain(0, None, &[plane(2, 16, 4, 16, 0)]);
+static NIBBLES_M: Layout = plain(0, Some(2), &[plane(4, 16, 4, 16, 0)]);
+static FIVE: Layout = plain(0, None, &[plane(6, 16, 4, 16, 0), plane(2, 4, 1, 1, 4)]);
+static FIVE_M: Layout = plain(0, Some(2), &[plane(8, 16, 4, 16, 0), plane(4, 4, 1, 1, 4)]);
+static BYTES: Layout = plain(0, None, &[plane(2, 32, 8, 32, 0)]);
+static E8M0_NIBBLES: Layout = plain(0, None, &[plane(1, 16, 4, 16, 0)]);
+static K2: Layout = Layout {
+    d: 80,
+    dmin: Some(82),
+    sub_scales: SubScales::Planes {
+        planes: &[plane(0, 16, 4, 16, 0)],
+        count: 16,
+        bias: 0,
+        mins: true,
+    },
+    codes: &[plane(16, 64, 2, 32, 0)],
+};
+static K3: Layout = Layout {
+    d: 108,
+    dmin: None,
+    sub_scales: SubScales::Planes {
+        planes: &[plane(96, 8, 4, 8, 0), plane(104, 4, 2, 4, 4)],
+        count: 16,
+        bias: 32,
+        mins: false,
+    },
+    codes: &[plane(32, 64, 2, 32, 0), plane(0, 32, 1, 32, 2)],
+};
+static K4: Layout = Layout {
+    d: 0,
+    dmin: Some(2),
+    sub_scales: SubScales::ScaleMin6(4),
+    codes: &[plane(16, 128, 4, 32, 0)],
+};
+static K5: Layout = Layout {
+    d: 0,
+    dmin: Some(2),
+    sub_scales: SubScales::ScaleMin6(4),
+    codes: &[plane(48, 128, 4, 32, 0), plane(16, 32, 1, 32, 4)],
+};
+static K6: Layout = Layout {
+    d: 208,
+    dmin: None,
+    sub_scales: SubScales::Int8(192),
+    codes: &[plane(0, 128, 4, 64, 0), plane(128, 64, 2, 32, 4)],
+};
+static IQ4XS: Layout = Layout {
+    d: 0,
+    dmin: None,
+    sub_scales: SubScales::Planes {
+        planes: &[plane(4, 4, 4, 1, 0), plane(2, 2, 2, 1, 4)],
+        count: 8,
+        bias: 32,
+        mins: false,
+    },
+    codes: &[plane(8, 128, 4, 16, 0)],
+};
+
 /// The layout of a quantized type; `None` for plain floats.
 fn layout(ty: WeightType) -> Option<&'static Layout> {
     use WeightType::*;
-    const fn plain(d: usize, dmin: Option<usize>, codes: &'static [Plane]) -> Layout {
-        Layout { d, dmin, sub_scales: SubScales::None, codes }
-    }
-    static NIBBLES: Layout = plain(0, None, &[plane(2, 16, 4, 16, 0)]);
-    static NIBBLES_M: Layout = plain(0, Some(2), &[plane(4, 16, 4, 16, 0)]);
-    static FIVE: Layout = plain(0, None, &[plane(6, 16, 4, 16, 0), plane(2, 4, 1, 1, 4)]);
-    static FIVE_M: Layout = plain(0, Some(2), &[plane(8, 16, 4, 16, 0), plane(4, 4, 1, 1, 4)]);
-    static BYTES: Layout = plain(0, None, &[plane(2, 32, 8, 32, 0)]);
-    static E8M0_NIBBLES: Layout = plain(0, None, &[plane(1, 16, 4, 16, 0)]);
-    static K2: Layout = Layout {
-        d: 80,
-        dmin: Some(82),
-        sub_scales: SubScales::Planes {
-            planes: &[plane(0, 16, 4, 16, 0)],
-            count: 16,
-            bias: 0,
-            mins: true,
-        },
-        codes: &[plane(16, 64, 2, 32, 0)],
-    };
-    static K3: Layout = Layout {
-        d: 108,
-        dmin: None,
-        sub_scales: SubScales::Planes {
-            planes: &[plane(96, 8, 4, 8, 0), plane(104, 4, 2, 4, 4)],
-            count: 16,
-            bias: 32,
-            mins: false,
-        },
-        codes: &[plane(32, 64, 2, 32, 0), plane(0, 32, 1, 32, 2)],
-    };
-    static K4: Layout = Layout {
-        d: 0,
-        dmin: Some(2),
-        sub_scales: SubScales::ScaleMin6(4),
-        codes: &[plane(16, 128, 4, 32, 0)],
-    };
-    static K5: Layout = Layout {
-        d: 0,
-        dmin: Some(2),
-        sub_scales: SubScales::ScaleMin6(4),
-        codes: &[plane(48, 128, 4, 32, 0), plane(16, 32, 1, 32, 4)],
-    };
-    static K6: Layout = Layout {
-        d: 208,
-        dmin: None,
-        sub_scales: SubScales::Int8(192),
-        codes: &[plane(0, 128, 4, 64, 0), plane(128, 64, 2, 32, 4)],
-    };
-    static IQ4XS: Layout = Layout {
-        d: 0,
-        dmin: None,
-        sub_scales: SubScales::Planes {
-            planes: &[plane(4, 4, 4, 1, 0), plane(2, 2, 2, 1, 4)],
-            count: 8,
-            bias: 32,
-            mins: false,
-        },
-        codes: &[plane(8, 128, 4, 16, 0)],
-    };
     match ty {
         F32 | F16 | BF16 => None,
         Q4_0 | IQ4_NL => Some(&NIBBLES),
