@@ -1,13 +1,15 @@
 //! Times attention alone, for every instruction set and KV type of this machine:
 //!
-//!     cargo run --release -p dunlin-kernels-cpu --example attention_bench -- [THREADS] [SHAPE] [FILTER]
+//! ```text
+//! cargo run --release -p dunlin-kernels-cpu --example attention_bench -- [THREADS] [SHAPE] [FILTER]
+//! ```
 //!
 //! SHAPE is `smollm2` (30 layers, 9 heads, 3 KV heads, 64 features; the default), `gemma3` (18
-//! layers, 4 heads, 1 KV head, 256 features), `qwen05` (24, 14, 2, 64) or `qwen15` (28, 12, 2, 128).
-//! FILTER picks lines by their beginning, such as `avx2 f16`. Decode reads the KV of 8000 positions
-//! in every layer; prefill is 512 tokens from an empty context. Times are of all layers, the best of
-//! several runs: of the slowest thread's own CPU time (so that other load matters less), and of the
-//! clock.
+//! layers, 4 heads, 1 KV head, 256 features), `qwen05` (24, 14, 2, 64) or `qwen15` (28, 12, 2,
+//! 128). FILTER picks lines by their beginning, such as `avx2 f16`. Decode reads the KV of 8000
+//! positions in every layer; prefill is 512 tokens from an empty context. Times are of all layers,
+//! the best of several runs: of the slowest thread's own CPU time (so that other load matters
+//! less), and of the clock.
 
 use dunlin_kernels_cpu::attention::{AttnJob, AttnScratch, AttnSequence, AttnShape, Plan};
 use dunlin_kernels_cpu::kv::{KvGeometry, KvPool, KvRows};

@@ -17,8 +17,8 @@ use crate::simd::{LANES, Simd};
 use dunlin_spec::KvType;
 use std::ops::Range;
 
-/// Rows up to which blocks are converted in registers.
-const DIRECT_ROWS: usize = 8;
+/// The rows of the largest tile that converts blocks in registers.
+const DIRECT_TILE: usize = 4;
 
 /// Positions of a segment, relative to its start, from the first up to but not the last.
 #[derive(Debug, Clone, Copy)]
@@ -81,8 +81,9 @@ macro_rules! with_rows {
 
 /// Whether a unit of so many rows converts blocks in registers.
 #[inline(always)]
-fn is_direct(rows: usize) -> bool {
-    rows <= DIRECT_ROWS
+const fn is_direct(rows: usize) -> bool {
+    // Two tiles convert everything twice and are still faster than going through scratch.
+    rows <= 2 * DIRECT_TILE
 }
 
 /// The rows of the next tile of a unit of `rows`, of which `left` are left. [`segment_scores`] and
@@ -91,14 +92,14 @@ fn is_direct(rows: usize) -> bool {
 fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
     match left {
         _ if !S::TILED => 1,
-        0..=3 => left,
-        4 if is_direct(rows) => 4,
-        5 | 6 if is_direct(rows) => 3,
-        _ if is_direct(rows) => 4,
+        0..=4 => left,
+        // Two middling tiles are better than a large one and a single row.
+        5 => 3,
+        7 => 4,
+        6 if is_direct(rows) => 3,
+        8 if is_direct(rows) => 4,
         12.. if S::WIDE => 12,
-        6.. => 6,
-        4 => 2,
-        _ => 3,
+        _ => 6,
     }
 }
 
@@ -196,12 +197,11 @@ pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
     let scratch = x.scratch();
     for block in x.first_block..=x.last_block {
         let head = x.head(block);
-        let mut keys = Keys { at: head.k, scales: head.k_scales, ahead: 0 };
+        let ahead = x.ahead_of_keys(block);
+        let mut keys = Keys { at: head.k, scales: head.k_scales, ahead };
         // SAFETY: the caller's; the table's blocks exist.
         unsafe {
-            if is_direct(x.rows) {
-                keys.ahead = x.ahead_of_keys(block);
-            } else if kv_type != KvType::F32 {
+            if !is_direct(x.rows) && kv_type != KvType::F32 {
                 with_codec!(kv_type, |C| convert_keys::<S, C>(s, keys, features, scratch.keys));
                 keys.at = scratch.keys.cast();
             }
@@ -221,7 +221,8 @@ pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
                     } else {
                         with_rows!(n, |MR| {
                             block_scores::<S, F32Codec, MR, false>(s, q, keys, features, span, out)
-                        }; 12 if S::WIDE, 6 if S::TILED, 3 if S::TILED, 2 if S::TILED);
+                        }; 12 if S::WIDE, 6 if S::TILED, 4 if S::TILED, 3 if S::TILED,
+                           2 if S::TILED);
                     }
                 }
                 keys.ahead = 0;
@@ -269,14 +270,14 @@ pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
     for block in x.first_block..=x.last_block {
         let head = x.head(block);
         let row_bytes = stride * bytes_of(kv_type);
-        let mut values = Values { at: head.v, row_bytes, scales: scratch.scales, ahead: 0 };
+        let ahead = x.ahead_of_values(block);
+        let mut values = Values { at: head.v, row_bytes, scales: scratch.scales, ahead };
         // SAFETY: the caller's; the table's blocks exist.
         unsafe {
             if kv_type == KvType::Int8 {
                 convert_scales(s, head.v_scales, features.div_ceil(VALUE_GROUP), scratch.scales);
             }
             if is_direct(x.rows) {
-                values.ahead = x.ahead_of_values(block);
                 with_codec!(kv_type, |C| block_outputs::<S, C, true>(s, x, block, values));
                 continue;
             }
@@ -326,7 +327,8 @@ unsafe fn block_outputs<S: Simd, C: Codec, const DIRECT: bool>(
                         } else {
                             with_rows!(n, |MR| {
                                 add_values::<S, C, MR, false>(s, p, values, span, o, stride)
-                            }; 12 if S::WIDE, 6 if S::TILED, 3 if S::TILED, 2 if S::TILED);
+                            }; 12 if S::WIDE, 6 if S::TILED, 4 if S::TILED, 3 if S::TILED,
+                               2 if S::TILED);
                         }
                         continue;
                     }

@@ -71,8 +71,9 @@ unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize>(
 /// Scores of `MR` rows against `NV` vectors of 16 tokens: `out[r][t] = sum_d q[r][d] * k[d][t]`.
 ///
 /// # Safety
-/// `q` has `MR` rows of `features` [`QUERY_STRIDE`] apart; `keys` can be read from `at` (which may point into a row, at the first
-/// of the tokens); `out` has room for `NV` vectors in each of `MR` rows [`SCORE_STRIDE`] apart.
+/// `q` has `MR` rows of `features` [`QUERY_STRIDE`] apart; `keys` can be read from `at` (which may
+/// point into a row, at the first of the tokens); `out` has room for `NV` vectors in each of `MR`
+/// rows [`SCORE_STRIDE`] apart.
 #[inline(always)]
 pub(super) unsafe fn scores<
     S: Simd,
@@ -209,6 +210,8 @@ pub(super) unsafe fn convert_keys<S: Simd, C: Codec>(
                     *scale = s.mul(s.load_f16_ptr(scales.add(j * LANES)), s.splat(SCALE_UNIT));
                 }
             }
+            let row = keys.at.add(d * BLOCK_TOKENS * C::BYTES);
+            s.prefetch(row.wrapping_offset(keys.ahead));
             for (j, scale) in scale.iter().enumerate() {
                 let at = d * BLOCK_TOKENS + j * LANES;
                 let v = C::load(s, keys.at.add(at * C::BYTES));
@@ -255,6 +258,10 @@ pub(super) unsafe fn convert_values<S: Simd, C: Codec>(
         for t in 0..tokens {
             let row = values.at.add(t * values.row_bytes);
             for j in 0..vectors {
+                if (j * LANES * C::BYTES).is_multiple_of(64) {
+                    let here = row.wrapping_add(j * LANES * C::BYTES);
+                    s.prefetch(here.wrapping_offset(values.ahead));
+                }
                 let mut v = C::load(s, row.add(j * LANES * C::BYTES));
                 if C::SCALED {
                     let group = j * LANES / VALUE_GROUP;

@@ -5,7 +5,7 @@
 //! minimax, found by the Remez exchange; the range reductions are the classical ones (Cody and
 //! Waite 1980; for `ln` Tang 1990 without tables).
 
-use super::{Scalar, Simd};
+use super::Simd;
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// The leading bits of ln 2, so few that products with a small integer are exact.
@@ -130,19 +130,4 @@ pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let e = exp(s, s.neg(s.abs(x)));
     let top = s.select(s.lt(x, s.splat(0.0)), e, one);
     s.div(top, s.add(one, e))
-}
-
-/// [`exp`] of one number: the same bits.
-pub fn exp_f32(x: f32) -> f32 {
-    exp(Scalar, [x; super::LANES])[0]
-}
-
-/// [`ln`] of one number: the same bits.
-pub fn ln_f32(x: f32) -> f32 {
-    ln(Scalar, [x; super::LANES])[0]
-}
-
-/// [`tanh`] of one number: the same bits.
-pub fn tanh_f32(x: f32) -> f32 {
-    tanh(Scalar, [x; super::LANES])[0]
 }
