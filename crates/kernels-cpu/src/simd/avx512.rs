@@ -1,5 +1,6 @@
 //! AVX-512: a vector is one 512-bit register.
 
+use super::avx2::sums_of_16;
 use super::{LANES, Simd};
 use std::arch::x86_64::*;
 
@@ -184,6 +185,16 @@ impl Simd for Avx512 {
     unsafe fn store_i8_ptr(self, v: __m512i, to: *mut i8) {
         // SAFETY: the caller's.
         unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8_sums(self, a: __m512i, b: __m512i, to: *mut i8) -> [i32; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let (a, b) = (_mm512_cvtepi32_epi8(a), _mm512_cvtepi32_epi8(b));
+            let bytes = _mm256_set_m128i(b, a);
+            _mm256_storeu_si256(to.cast(), bytes);
+            sums_of_16(bytes)
+        }
     }
     #[inline(always)]
     unsafe fn load_f16_ptr(self, x: *const u16) -> __m512 {

@@ -38,16 +38,36 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
 /// below. Weights under 2^-126.5, no part of any sum that the largest weight, 1, is in, are zero.
 #[inline(always)]
 pub fn exp_weight<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let (x, t, n) = split_nonpositive(s, x);
+    let r = s.fma(n, s.splat(-std::f32::consts::LN_2), x);
+    scale_nonpositive(s, exp_reduced(s, r), t)
+}
+
+/// The same within 1 ulp everywhere.
+#[inline(always)]
+fn exp_nonpositive<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let (x, t, n) = split_nonpositive(s, x);
+    let r = s.fma(n, s.splat(-LN2_HIGH), x);
+    let r = s.fma(n, s.splat(-LN2_LOW), r);
+    scale_nonpositive(s, exp_reduced(s, r), t)
+}
+
+/// `x`, no lower than -88; a number whose low bits are the biased exponent of 2^n, where n is the
+/// integer nearest to `x / ln 2`; and n.
+#[inline(always)]
+fn split_nonpositive<S: Simd>(s: S, x: S::F32) -> (S::F32, S::F32, S::F32) {
     // A NaN passes as the second operand.
     let x = s.max(s.splat(-88.0), x);
-    // The rounder's low bits are 127, so those of `t` are the biased exponent of 2^n; at n = -127,
-    // where x ends, they make zero.
     let rounder = s.splat(ROUNDER + 127.0);
     let t = s.fma(x, s.splat(LOG2_E), rounder);
-    let n = s.sub(t, rounder);
-    let r = s.fma(n, s.splat(-std::f32::consts::LN_2), x);
-    let scale = s.bits_to_f32(s.i32_shl::<23>(s.to_bits(t)));
-    s.mul(exp_reduced(s, r), scale)
+    (x, t, s.sub(t, rounder))
+}
+
+/// `e * 2^n`. At n = -127, where [`split_nonpositive`] ends, the biased exponent is zero, and so is
+/// the result.
+#[inline(always)]
+fn scale_nonpositive<S: Simd>(s: S, e: S::F32, t: S::F32) -> S::F32 {
+    s.mul(e, s.bits_to_f32(s.i32_shl::<23>(s.to_bits(t))))
 }
 
 /// e^r for |r| <= ln(2) / 2, as 1 + r + r^2 p(r).
@@ -127,7 +147,7 @@ pub fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
 #[inline(always)]
 pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let one = s.splat(1.0);
-    let e = exp(s, s.neg(s.abs(x)));
+    let e = exp_nonpositive(s, s.neg(s.abs(x)));
     let top = s.select(s.lt(x, s.splat(0.0)), e, one);
     s.div(top, s.add(one, e))
 }

@@ -1,7 +1,7 @@
 //! Vectors of 16 f32 lanes, the same on every instruction set.
 //!
 //! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function; the
-//! [`simd_dispatch!`] macro makes the public function that picks an instruction set. A value of a
+//! `simd_dispatch!` macro makes the public function that picks an instruction set. A value of a
 //! type that implements [`Simd`] is the proof that its instructions exist, as [`CpuFeatures`] is.
 //!
 //! Every operation is defined lane by lane and rounds as IEEE 754 says (to nearest even, subnormals
@@ -10,7 +10,6 @@
 //! Only the payload and sign of NaNs are left open.
 //!
 //! [`CpuFeatures`]: crate::CpuFeatures
-//! [`simd_dispatch!`]: crate::simd::simd_dispatch
 
 pub mod math;
 mod scalar;
@@ -123,6 +122,18 @@ pub trait Simd: Copy {
     /// Writes the lanes' low bytes at `to`. Safety: 16 bytes can be written. Every lane must lie
     /// in -128..=127, or the bytes are unspecified.
     unsafe fn store_i8_ptr(self, v: Self::I32, to: *mut i8);
+
+    /// Writes the low bytes of `a` and then of `b`, and returns the sum of each. Safety: 32 bytes can
+    /// be written at `to`. Every lane must lie in -128..=127.
+    #[inline(always)]
+    unsafe fn store_i8_sums(self, a: Self::I32, b: Self::I32, to: *mut i8) -> [i32; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            self.store_i8_ptr(a, to);
+            self.store_i8_ptr(b, to.add(LANES));
+        }
+        [self.i32_sum(a), self.i32_sum(b)]
+    }
 
     /// Sixteen half floats at `x`, converted exactly. Safety: they can be read.
     unsafe fn load_f16_ptr(self, x: *const u16) -> Self::F32;
