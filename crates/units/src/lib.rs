@@ -14,7 +14,7 @@ mod noise;
 mod philox;
 mod seed_tree;
 
-pub use ids::RequestId;
+pub use ids::{RequestId, SeqId, SessionId, StepId, Time};
 pub use noise::{Noise, Purpose};
 pub use philox::philox4x32_10;
 pub use seed_tree::{SeedTree, Stream};
