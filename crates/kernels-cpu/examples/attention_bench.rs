@@ -108,6 +108,24 @@ fn fill(pool: &mut KvPool, model: &Model, cpu: CpuFeatures) -> Duration {
     thread_time() - start
 }
 
+/// Bytes a second of CPU time that blocks are exported and imported with.
+fn transfer(pool: &mut KvPool) -> (f64, f64) {
+    let blocks = pool.n_blocks() as u32;
+    let mut bytes = Vec::new();
+    let (mut out, mut back) = (Duration::ZERO, Duration::ZERO);
+    for block in 0..blocks {
+        bytes.clear();
+        let start = thread_time();
+        pool.export_block(block, 32, &mut bytes);
+        out += thread_time() - start;
+        let start = thread_time();
+        pool.import_block(block, &bytes).unwrap();
+        back += thread_time() - start;
+    }
+    let all = f64::from(blocks) * bytes.len() as f64;
+    (all / out.as_secs_f64(), all / back.as_secs_f64())
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let threads: usize = args.first().and_then(|a| a.parse().ok()).unwrap_or(1);
@@ -138,6 +156,8 @@ fn main() {
             let mut pool = KvPool::new(&geometry, kv_type, blocks).unwrap();
             fill(&mut pool, &model, cpu);
             let stored = fill(&mut pool, &model, cpu).as_secs_f64() / (blocks * 32) as f64;
+            transfer(&mut pool);
+            let moved = transfer(&mut pool);
             let q: Vec<f32> = (0..PREFILL * s.n_heads * s.head_dim)
                 .map(|i| ((i * 104_729) % 4001) as f32 / 2000.0 - 1.0)
                 .collect();
@@ -156,7 +176,8 @@ fn main() {
             let ms = |t: Duration| t.as_secs_f64() * 1e3;
             println!(
                 "{line:12} decode {:6.2} ms {:5.1} GB/s (clock {:6.2} ms {:5.1} GB/s)   prefill \
-                 {:6.1} ms {:6.1} GFLOP/s (clock {:6.1} ms)   store {:5.2} us a token",
+                 {:6.1} ms {:6.1} GFLOP/s (clock {:6.1} ms)   store {:5.2} us a token   export {:.1} GB/s, import \
+                 {:.1} GB/s",
                 ms(d.0),
                 bytes / d.0.as_secs_f64() / 1e9,
                 ms(d.1),
@@ -165,6 +186,8 @@ fn main() {
                 flops / p.0.as_secs_f64() / 1e9,
                 ms(p.1),
                 stored * 1e6,
+                moved.0 / 1e9,
+                moved.1 / 1e9,
             );
         }
     }

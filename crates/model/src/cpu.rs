@@ -212,4 +212,20 @@ impl Backend for CpuModel {
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
         self.kv.copy_block(from, to, tokens);
     }
+
+    fn kv_token_bytes(&self) -> usize {
+        self.kv.token_bytes()
+    }
+
+    fn kv_layout_fingerprint(&self) -> u64 {
+        self.kv.layout_fingerprint()
+    }
+
+    fn export_block(&self, block: u32, tokens: usize, to: &mut Vec<u8>) {
+        self.kv.export_block(block, tokens, to);
+    }
+
+    fn import_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        self.kv.import_block(block, from).map_err(|problem| BackendError::BadKv { block, problem })
+    }
 }

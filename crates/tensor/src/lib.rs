@@ -55,6 +55,14 @@ pub enum BackendError {
         /// What is wrong.
         problem: String,
     },
+    /// Bytes of KV that do not fit the block where they should go. Nothing was written.
+    #[error("KV for block {block}: {problem}")]
+    BadKv {
+        /// The block.
+        block: u32,
+        /// What is wrong.
+        problem: String,
+    },
     /// The memory for the step or for its KV could not be had.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
@@ -97,6 +105,36 @@ pub trait Backend: Send {
     /// Copies the first `tokens` positions of a block's KV to another block, in all layers
     /// (copy on write).
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize);
+
+    /// Bytes of one token's KV outside the backend, over all layers: a layout without padding that
+    /// does not depend on the one in memory. Zero where KV cannot leave this backend.
+    fn kv_token_bytes(&self) -> usize {
+        0
+    }
+
+    /// A hash of all that the meaning of exported bytes depends on, but for the model that computed
+    /// them: layout, types, layers, heads, features. Bytes from a backend with another value must
+    /// not be imported.
+    fn kv_layout_fingerprint(&self) -> u64 {
+        0
+    }
+
+    /// Appends the KV of the first `tokens` positions of a block to `to`:
+    /// `[tokens][kv_token_bytes]`.
+    fn export_block(&self, block: u32, tokens: usize, to: &mut Vec<u8>) {
+        let _ = (block, tokens, to);
+    }
+
+    /// Puts exported KV at the first positions of a block, as many as `from` holds; other positions
+    /// keep what they hold. What is computed with it has the same bits as with the original.
+    ///
+    /// # Errors
+    /// [`BackendError::BadKv`] where there is no such block, or `from` is not a whole number of
+    /// tokens or too long for a block.
+    fn import_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        let problem = format!("{} bytes, and this backend takes none", from.len());
+        Err(BackendError::BadKv { block, problem })
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -127,5 +165,17 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
     }
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
         (**self).copy_block(from, to, tokens);
+    }
+    fn kv_token_bytes(&self) -> usize {
+        (**self).kv_token_bytes()
+    }
+    fn kv_layout_fingerprint(&self) -> u64 {
+        (**self).kv_layout_fingerprint()
+    }
+    fn export_block(&self, block: u32, tokens: usize, to: &mut Vec<u8>) {
+        (**self).export_block(block, tokens, to);
+    }
+    fn import_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        (**self).import_block(block, from)
     }
 }

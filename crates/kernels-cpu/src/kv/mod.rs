@@ -10,6 +10,7 @@
 //!   of a value, `[groups][32]`.
 //!
 //! What a token's stored form is depends on that token alone: never on its neighbours in the block.
+//! Blocks leave a pool and come back in a layout of their own: see [`KvPool::export_block`].
 //! Memory comes straight from the system, in huge pages where it has them, and is touched only when
 //! a block is written.
 
@@ -17,6 +18,7 @@ mod codec;
 mod layout;
 mod memory;
 mod store;
+mod transfer;
 
 pub(crate) use codec::{Codec, F16Codec, F32Codec, Int8Codec, SCALE_UNIT};
 pub use layout::{BLOCK_TOKENS, KEY_GROUP, KvGeometry, VALUE_GROUP, needs_wide_keys};
@@ -137,9 +139,9 @@ impl KvPool {
         unsafe { self.store_rows(cpu, layer, block, lane, rows) }
     }
 
-    /// Reads back what a token's queries see, as f32, exactly: the canonical form of KV that
-    /// leaves this pool. `k` is `[n_kv_heads * head_dim]`, `v` `[n_kv_heads * v_head_dim]`.
-    /// Storing it again, in any pool of the same type, gives the same stored bits.
+    /// Reads back what a token's queries see, as f32, exactly. `k` is `[n_kv_heads * head_dim]`,
+    /// `v` `[n_kv_heads * v_head_dim]`. Storing it again, in any pool of the same type, gives the
+    /// same stored bits.
     ///
     /// # Panics
     /// As [`KvPool::store`].

@@ -222,3 +222,132 @@ fn sizes_are_what_they_should_be_and_impossible_ones_are_refused() {
     // More than any machine has: the system's refusal is an error, not an abort.
     assert!(matches!(KvPool::new(&g, KvType::F16, 1 << 40), Err(KernelError::KvMemory { .. })));
 }
+
+/// A head's record as the layout's table says, from what queries see: f32 as it is, half floats by
+/// another implementation, int8 undone by its scales.
+fn check_record(record: &mut &[u8], values: &[f32], kv_type: KvType, group: usize) {
+    let (stored, rest) = record.split_at(values.len() * bytes_of(kv_type));
+    let scales = if kv_type == KvType::Int8 { 2 * values.len().div_ceil(group) } else { 0 };
+    let (scales, rest) = rest.split_at(scales);
+    *record = rest;
+    let half_at = |bytes: &[u8], i: usize| {
+        half::f16::from_ne_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32()
+    };
+    for (i, x) in values.iter().enumerate() {
+        let got = match kv_type {
+            KvType::F32 => f32::from_ne_bytes(stored[4 * i..4 * i + 4].try_into().unwrap()),
+            KvType::F16 => half_at(stored, i),
+            KvType::Int8 => f32::from(stored[i] as i8) * (half_at(scales, i / group) / 256.0),
+        };
+        assert_eq!(got.to_bits(), x.to_bits(), "{kv_type}, feature {i}");
+    }
+}
+
+#[test]
+fn exported_blocks_have_the_layout_that_is_written_down() {
+    let cpu = CpuFeatures::best();
+    for kv_type in TYPES {
+        let mut pool = pool(kv_type, 2);
+        for (layer, lane) in (0..3).flat_map(|layer| (0..32).map(move |lane| (layer, lane))) {
+            let (k, v) = token(layer, lane as u64);
+            pool.store(cpu, layer, 1, lane, &k, &v);
+        }
+        for tokens in [0, 1, 13, 32] {
+            let mut bytes = vec![7; 3];
+            pool.export_block(1, tokens, &mut bytes);
+            assert_eq!(bytes.len(), 3 + tokens * pool.token_bytes());
+            let mut left = &bytes[3..];
+            for (lane, layer) in (0..tokens).flat_map(|lane| (0..3).map(move |l| (lane, l))) {
+                let g = GEOMETRY[layer];
+                let (k, v) = read(&pool, layer, 1, lane);
+                let wide = kv_type == KvType::Int8 && g.wide_keys;
+                let k_type = if wide { KvType::F16 } else { kv_type };
+                for (k, v) in k.chunks(g.head_dim).zip(v.chunks(g.v_head_dim)) {
+                    check_record(&mut left, k, k_type, KEY_GROUP);
+                    check_record(&mut left, v, kv_type, VALUE_GROUP);
+                }
+            }
+            assert!(left.is_empty());
+        }
+    }
+}
+
+#[test]
+fn imported_blocks_are_the_exported_ones_and_nothing_else_changes() {
+    let cpu = CpuFeatures::best();
+    for kv_type in TYPES {
+        for tokens in [1, 2, 15, 31, 32] {
+            let (mut from, mut to) = (pool(kv_type, 1), pool(kv_type, 3));
+            for (layer, lane) in (0..3).flat_map(|layer| (0..32).map(move |lane| (layer, lane))) {
+                let (k, v) = token(layer, lane as u64);
+                from.store(cpu, layer, 0, lane, &k, &v);
+                let (k, v) = token(layer, lane as u64 + 500);
+                (0..3).for_each(|block| to.store(cpu, layer, block, lane, &k, &v));
+            }
+            let mut before = Vec::new();
+            to.export_block(2, 32, &mut before);
+            let (mut bytes, mut after) = (Vec::new(), Vec::new());
+            from.export_block(0, tokens, &mut bytes);
+            to.import_block(1, &bytes).unwrap();
+            to.export_block(1, 32, &mut after);
+            assert_eq!(after[..bytes.len()], bytes, "{kv_type}, {tokens} tokens");
+            assert_eq!(after[bytes.len()..], before[bytes.len()..], "{kv_type}, {tokens} tokens");
+            for layer in 0..3 {
+                for lane in 0..tokens {
+                    assert_eq!(read(&to, layer, 1, lane), read(&from, layer, 0, lane));
+                }
+            }
+            for block in [0, 2] {
+                after.clear();
+                to.export_block(block, 32, &mut after);
+                assert_eq!(after, before, "the neighbour {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_that_do_not_fit_a_block_are_refused_and_nothing_is_written() {
+    for kv_type in TYPES {
+        let mut pool = pool(kv_type, 2);
+        let each = pool.token_bytes();
+        let mut before = Vec::new();
+        pool.export_block(1, 32, &mut before);
+        for len in [1, each - 1, each + 1, 31 * each + 5, 32 * each + 1, 33 * each] {
+            assert!(pool.import_block(1, &vec![1; len]).is_err(), "{len} bytes");
+        }
+        assert!(pool.import_block(2, &[]).is_err());
+        assert!(pool.import_block(u32::MAX, &vec![0; each]).is_err());
+        assert!(pool.import_block(1, &[]).is_ok());
+        let mut after = Vec::new();
+        pool.export_block(1, 32, &mut after);
+        assert_eq!(after, before);
+    }
+}
+
+#[test]
+fn fingerprints_tell_layouts_apart() {
+    let g = KvGeometry { n_kv_heads: 2, head_dim: 64, v_head_dim: 32, wide_keys: false };
+    let print = |layers: &[KvGeometry], kv_type, blocks| {
+        KvPool::new(layers, kv_type, blocks).unwrap().layout_fingerprint()
+    };
+    let base = print(&[g, g], KvType::Int8, 1);
+    assert_eq!(base, print(&[g, g], KvType::Int8, 9), "the pool's size does not matter");
+    let wide = KvGeometry { wide_keys: true, ..g };
+    assert_eq!(print(&[wide], KvType::F16, 1), print(&[g], KvType::F16, 1), "int8 pools only");
+    let mut others = vec![
+        base,
+        print(&[g, g], KvType::F16, 1),
+        print(&[g, g], KvType::F32, 1),
+        print(&[g], KvType::Int8, 1),
+        print(&[g, wide], KvType::Int8, 1),
+        print(&[wide, g], KvType::Int8, 1),
+        print(&[KvGeometry { n_kv_heads: 1, ..g }, g], KvType::Int8, 1),
+        print(&[KvGeometry { head_dim: 32, ..g }, g], KvType::Int8, 1),
+        print(&[KvGeometry { v_head_dim: 64, ..g }, g], KvType::Int8, 1),
+    ];
+    let count = others.len();
+    others.sort_unstable();
+    others.dedup();
+    assert_eq!(others.len(), count);
+}
