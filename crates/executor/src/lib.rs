@@ -8,3 +8,4 @@
 pub mod generate;
 mod math;
 pub mod sampler;
+pub mod text;

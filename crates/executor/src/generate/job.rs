@@ -7,8 +7,8 @@ use dunlin_units::RequestId;
 use super::{
     blocks::BlockPool,
     request::{Bill, Choice, Completion, Finish, PositionLogprobs, Request},
-    text::ChoiceText,
 };
+use crate::text::ChoiceText;
 
 /// One choice of a request.
 #[derive(Debug)]

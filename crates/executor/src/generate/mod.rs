@@ -11,13 +11,12 @@
 mod blocks;
 mod job;
 mod request;
-mod text;
 
 pub use request::{
     Bill, CancelFlag, Choice, Completion, ContextOverflow, Event, Finish, PositionLogprobs,
     Request, RequestError, SessionId,
 };
-pub use text::TextOptions;
+pub use crate::text::TextOptions;
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -26,9 +25,9 @@ use dunlin_tokenizer::Tokenizer;
 use dunlin_units::RequestId;
 
 use crate::sampler::{SamplePlace, Sampler, TokenLogprob};
+use crate::text::ChoiceText;
 use blocks::BlockPool;
 use job::{Job, Sequence, nanoseconds};
-use text::ChoiceText;
 
 /// The KV that a session keeps between requests.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::sync::{
 
 use dunlin_units::RequestId;
 
-use super::text::TextOptions;
+use crate::text::TextOptions;
 use crate::sampler::{ParamError, SampleError, SamplingParams, TokenLogprob};
 
 /// Stops a request from outside; checked before every step. Clones stop the same request.

@@ -15,7 +15,7 @@ pub struct TextOptions {
 
 /// The text so far.
 #[derive(Debug, Clone)]
-pub(super) struct ChoiceText {
+pub struct ChoiceText {
     /// None without a tokenizer: then there is no text.
     detokenizer: Option<Detokenizer>,
     matcher: StopMatcher,
@@ -29,7 +29,8 @@ pub(super) struct ChoiceText {
 }
 
 impl ChoiceText {
-    pub(super) fn new(
+    /// Text of nothing yet, which `stops` will end. Without a tokenizer there is none, ever.
+    pub fn new(
         tokenizer: Option<&Tokenizer>,
         stops: &[String],
         options: TextOptions,
@@ -50,7 +51,7 @@ impl ChoiceText {
 
     /// Takes the next token. Returns the index of a stop string that became complete: then the
     /// text is final, and ends before it.
-    pub(super) fn push(&mut self, token: u32) -> Option<usize> {
+    pub fn push(&mut self, token: u32) -> Option<usize> {
         self.piece.clear();
         // Rows of the head beyond the vocabulary are no tokens, and have no text.
         self.detokenizer.as_mut()?.push(token, &mut self.piece).ok()?;
@@ -60,7 +61,7 @@ impl ChoiceText {
     }
 
     /// Makes all text certain that is held back.
-    pub(super) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         if self.stopped {
             return;
         }
@@ -75,13 +76,28 @@ impl ChoiceText {
     }
 
     /// The text that became certain since the last call.
-    pub(super) fn take_delta(&mut self) -> &str {
+    pub fn take_delta(&mut self) -> &str {
         let from = std::mem::replace(&mut self.given, self.text.len());
         &self.text[from..]
     }
 
+    /// Bytes of text that are certain.
+    pub fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Whether no text is certain yet.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// What is certain.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
     /// The whole text.
-    pub(super) fn into_text(mut self) -> String {
+    pub fn into_text(mut self) -> String {
         self.flush();
         self.text
     }
