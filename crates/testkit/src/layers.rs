@@ -17,7 +17,7 @@ pub const LAYERS: [(u8, &[&str]); 6] = [
 
 /// Outside crates that the decision tower (layer 1) may use: none of them has threads, a clock,
 /// input or output, or randomness of its own.
-const DECISION_TOWER_MAY_USE: [&str; 3] = ["thiserror", "serde", "serde_json"];
+const DECISION_TOWER_MAY_USE: [&str; 4] = ["thiserror", "serde", "serde_json", "xxhash-rust"];
 
 /// What a dependency is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
