@@ -234,7 +234,9 @@ pub enum Rejection {
         limit: u32,
     },
     /// Even alone it would not fit.
-    #[error("the request can come to need {needed} KV blocks of {block_tokens} tokens, and there are {available}")]
+    #[error(
+        "the request can come to need {needed} KV blocks of {block_tokens} tokens, and there are {available}"
+    )]
     TooLarge {
         /// Blocks needed.
         needed: u64,

@@ -1,0 +1,295 @@
+//! The next step: sequences that decode first, then prompts in chunks.
+
+use dunlin_units::{SeqId, StepId, Time};
+
+use super::{
+    Core, Fx, remember,
+    state::{NONE, Stage},
+};
+use crate::{
+    config::{Chunking, MIN_CHUNK},
+    cost::StepShape,
+    effects::{Entry, SeqOp, StepKind, StepPlan},
+};
+
+impl Core {
+    /// Plans a step, if one may be planned and there is anything to do.
+    pub(super) fn plan(&mut self, now: Time, fx: Fx<'_>) {
+        if self.in_flight.len() >= self.config.steps_in_flight as usize {
+            return;
+        }
+        if self.running_stale {
+            let seqs = &self.seqs;
+            self.running.retain(|&s| seqs[s].stage == Stage::Running);
+            self.running_stale = false;
+        }
+        self.put_back_idle(now, fx);
+        let mut plan = self.empty_plan();
+        let mut shape = StepShape::default();
+        self.plan_decodes(now, &mut plan, &mut shape, fx);
+        self.admit(now, fx);
+        let room = self.prompt_room(&plan, shape);
+        self.plan_prompts(now, &mut plan, &mut shape, room, fx);
+        if plan.entries.is_empty() {
+            return;
+        }
+        self.next_step += 1;
+        let memory = self.spare.pop().unwrap_or_default();
+        self.in_flight.push_back(remember(&plan, shape, memory));
+        fx.plan = Some(plan);
+    }
+
+    fn empty_plan(&self) -> StepPlan {
+        let expected = self.running.len() + 4;
+        StepPlan {
+            step: StepId(self.next_step),
+            kind: StepKind::Run,
+            entries: Vec::with_capacity(expected),
+            samples: Vec::with_capacity(expected),
+            draft: Vec::new(),
+        }
+    }
+
+    /// One token, and a draft where there is one, of each sequence that decodes.
+    fn plan_decodes(&mut self, now: Time, plan: &mut StepPlan, shape: &mut StepShape, fx: Fx<'_>) {
+        let bt = self.block_tokens;
+        let mut left = self.config.max_step_tokens;
+        let mut i = 0;
+        // Those at the end may be preempted for those before them.
+        while i < self.running.len() && left > 0 {
+            let slot = self.running[i];
+            i += 1;
+            let seq = &mut self.seqs[slot];
+            let total = seq.tokens.len() as u32 + seq.unknown;
+            if seq.planned + 1 != total || seq.drafting || (seq.unknown > 0 && total >= seq.limit) {
+                continue;
+            }
+            let mut draft = 0;
+            if seq.special || seq.planned.is_multiple_of(bt) {
+                draft = self.fit_draft(slot, left);
+                if !self.make_room(now, i - 1, 1 + draft, fx) {
+                    // The sequence itself, the last, may have given way.
+                    continue;
+                }
+                self.part_choices(slot, fx, &mut i);
+            }
+            left -= 1 + draft;
+            self.add_entry(plan, shape, slot, 1, draft);
+        }
+    }
+
+    /// Adds a part of a sequence to the plan; its blocks are there.
+    fn add_entry(
+        &mut self,
+        plan: &mut StepPlan,
+        shape: &mut StepShape,
+        slot: u32,
+        tokens: u32,
+        draft: u32,
+    ) {
+        let seq = &mut self.seqs[slot];
+        let first_position = seq.planned;
+        let end = first_position + tokens;
+        let total = seq.tokens.len() as u32 + seq.unknown;
+        seq.planned = end;
+        seq.in_flight += 1;
+        seq.last_step = plan.step.0;
+        shape.tokens += u64::from(tokens + draft);
+        shape.kv += u64::from(end + draft);
+        let mut samples = 0;
+        if end == total && total < seq.limit {
+            seq.unknown += 1;
+            samples = 1;
+            plan.samples.push(SeqId(slot));
+            if draft > 0 {
+                seq.drafting = true;
+                plan.draft.extend(seq.draft.drain(..).take(draft as usize));
+            }
+            let (request, choice) = (seq.request, seq.choice);
+            if choice == 0 && end == self.requests[request].prompt_end {
+                // The choices that parted just now get their first token from the same logits.
+                for choice in 1..self.requests[request].seqs.len() {
+                    let other = self.requests[request].seqs[choice];
+                    if other == NONE || self.seqs[other].last_step != 0 {
+                        continue;
+                    }
+                    let seq = &mut self.seqs[other];
+                    seq.planned = end;
+                    seq.in_flight += 1;
+                    seq.unknown += 1;
+                    seq.last_step = plan.step.0;
+                    samples += 1;
+                    plan.samples.push(SeqId(other));
+                }
+            }
+        }
+        plan.entries.push(Entry { seq: SeqId(slot), first_position, tokens, draft, samples });
+    }
+
+    /// How much of a sequence's draft is taken on: what the step and its limit leave room for.
+    fn fit_draft(&mut self, slot: u32, left: u32) -> u32 {
+        let seq = &mut self.seqs[slot];
+        if seq.draft.is_empty() || seq.unknown > 0 {
+            return 0;
+        }
+        // One token more than the draft comes of it.
+        let until_limit = seq.limit - seq.tokens.len() as u32 - 1;
+        let fits = (left - 1).min(until_limit) as usize;
+        // Parents come before their children, so any beginning of a tree is a tree.
+        seq.draft.truncate(fits);
+        seq.draft.len() as u32
+    }
+
+    /// Where the last of a prompt is about to be computed, the request's other choices begin as
+    /// copies of it. They are put behind it among those that run; `next` stays behind them.
+    fn part_choices(&mut self, slot: u32, fx: Fx<'_>, next: &mut usize) {
+        let seq = &mut self.seqs[slot];
+        if !seq.parts {
+            return;
+        }
+        seq.parts = false;
+        let (request, tokens) = (seq.request, seq.tokens.len() as u32);
+        let r = &self.requests[request];
+        let (id, choices) = (r.id, r.choices);
+        let at = self.running.iter().position(|&s| s == slot).expect("it runs") + 1;
+        for choice in 1..choices {
+            // Those blocks that the step is about to fill are shared as well.
+            let planned = std::mem::replace(&mut self.seqs[slot].planned, tokens);
+            let other = self.fork_seq(slot, tokens, Some(id), choice, fx);
+            self.seqs[slot].planned = planned;
+            let seq = &mut self.seqs[other];
+            seq.last_step = 0;
+            seq.rank.choice = choice;
+            self.idle_running += u32::from(seq.rank.idle);
+            let r = &mut self.requests[request];
+            r.seqs.push(other);
+            r.running += 1;
+            self.running.insert(at + choice as usize - 1, other);
+            if *next >= at {
+                *next += 1;
+            }
+        }
+    }
+
+    /// Prompt tokens that the step has room for beside the decodes.
+    fn prompt_room(&self, plan: &StepPlan, shape: StepShape) -> u32 {
+        let left = self.config.max_step_tokens - shape.tokens as u32;
+        if plan.entries.is_empty() {
+            return left;
+        }
+        match self.config.chunking {
+            Chunking::Full => left,
+            Chunking::Tokens(tokens) => left.min(tokens.max(1)),
+            Chunking::Slowdown { percent } => {
+                let depth = self.first_prompt_depth();
+                // Before anything is known, a chunk as large as the decodes beside it.
+                let room = self.cost.room(shape, depth, percent).unwrap_or(shape.tokens);
+                left.min(u32::try_from(room).unwrap_or(u32::MAX).max(MIN_CHUNK))
+            }
+        }
+    }
+
+    fn first_prompt_depth(&self) -> u64 {
+        let first = self.running.iter().map(|&s| &self.seqs[s]).find(|s| s.planned + 1 < s.total());
+        first.map_or(0, |s| u64::from(s.planned))
+    }
+
+    /// Chunks of the prompts that run, in order, as far as `room` goes.
+    fn plan_prompts(
+        &mut self,
+        now: Time,
+        plan: &mut StepPlan,
+        shape: &mut StepShape,
+        mut room: u32,
+        fx: Fx<'_>,
+    ) {
+        let step = plan.step.0;
+        let mut i = 0;
+        while i < self.running.len() && room > 0 {
+            let slot = self.running[i];
+            i += 1;
+            let seq = &self.seqs[slot];
+            let total = seq.total();
+            let pending = total - seq.planned;
+            if pending == 0
+                || seq.last_step == step
+                || seq.drafting
+                || (seq.unknown > 0 && total >= seq.limit)
+            {
+                continue;
+            }
+            let tokens = pending.min(room);
+            if !self.make_room(now, i - 1, tokens, fx) {
+                continue;
+            }
+            if tokens == pending && self.seqs[slot].generates() {
+                self.part_choices(slot, fx, &mut i);
+            }
+            room -= tokens;
+            self.add_entry(plan, shape, slot, tokens, 0);
+        }
+    }
+
+    /// Makes the blocks of the next `tokens` positions of a running sequence (given by its place
+    /// among those that run) its own to write. When no block can be had, those that come after it
+    /// give way, or it does itself. Returns whether it may be planned.
+    fn make_room(&mut self, now: Time, place: usize, tokens: u32, fx: Fx<'_>) -> bool {
+        let slot = self.running[place];
+        let bt = self.block_tokens;
+        if self.seqs[slot].special && !self.own_tail(now, slot, place, fx) {
+            return false;
+        }
+        loop {
+            let seq = &mut self.seqs[slot];
+            let covered = seq.table.len() as u32 * bt;
+            if covered >= seq.planned + tokens {
+                return true;
+            }
+            match self.kv.allocate(seq.tenant) {
+                Some(block) => {
+                    seq.table.push(block);
+                    fx.ops.push(SeqOp::Block { seq: SeqId(slot), block });
+                    if seq.promised > 0 {
+                        seq.promised -= 1;
+                        self.promised -= 1;
+                    }
+                    let r = &mut self.requests[seq.request];
+                    r.held += 1;
+                    r.bill.peak_blocks = r.bill.peak_blocks.max(r.held);
+                }
+                None if self.reclaim(now, place, fx) => {}
+                None => return false,
+            }
+        }
+    }
+
+    /// Gives a sequence a copy of the block that its next position goes to, where others have it
+    /// too.
+    fn own_tail(&mut self, now: Time, slot: u32, place: usize, fx: Fx<'_>) -> bool {
+        let bt = self.block_tokens;
+        let seq = &self.seqs[slot];
+        let (index, used) = ((seq.planned / bt) as usize, seq.planned % bt);
+        if let Some(&block) = seq.table.get(index)
+            && used > 0
+            && self.kv.is_shared(block)
+        {
+            let tenant = seq.tenant;
+            let own = loop {
+                match self.kv.allocate(tenant) {
+                    Some(own) => break own,
+                    None if self.reclaim(now, place, fx) => {}
+                    None => return false,
+                }
+            };
+            // Those it was shared with may have given way just now; a copy is right all the same.
+            self.kv.release(block);
+            let seq = &mut self.seqs[slot];
+            seq.table[index] = own;
+            fx.ops.push(SeqOp::Copy { from: block, to: own, tokens: used });
+            fx.ops.push(SeqOp::Replace { seq: SeqId(slot), index: index as u32, block: own });
+        }
+        let seq = &mut self.seqs[slot];
+        seq.special = seq.parts || !seq.draft.is_empty();
+        true
+    }
+}
