@@ -81,8 +81,9 @@ impl StepCost {
         for i in 0..3 {
             for k in i + 1..3 {
                 let factor = a[k][i] / a[i][i];
-                for j in i..4 {
-                    a[k][j] -= factor * a[i][j];
+                let pivot = a[i];
+                for (to, from) in a[k].iter_mut().zip(pivot).skip(i) {
+                    *to -= factor * from;
                 }
             }
         }

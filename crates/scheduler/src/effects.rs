@@ -13,7 +13,7 @@ use crate::{bill::Bill, event::DraftNode};
 /// and its memory is used again.
 ///
 /// Carry it out in this order: `ops` one by one, then `moves` may begin, then `plan`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Effects {
     /// Changes to the executor's sequences.
     pub ops: Vec<SeqOp>,
@@ -28,6 +28,9 @@ pub struct Effects {
     pub finished: Vec<Finished>,
     /// Session operations that cannot be done.
     pub session_errors: Vec<SessionError>,
+    /// Memory of the last plan, to be used again.
+    #[serde(skip)]
+    pub(crate) spare_plan: StepPlan,
 }
 
 impl Effects {
@@ -35,10 +38,27 @@ impl Effects {
     pub fn clear(&mut self) {
         self.ops.clear();
         self.moves.clear();
-        self.plan = None;
+        if let Some(plan) = self.plan.take() {
+            self.spare_plan = plan;
+        }
         self.outputs.clear();
         self.finished.clear();
         self.session_errors.clear();
+    }
+}
+
+impl PartialEq for Effects {
+    fn eq(&self, other: &Self) -> bool {
+        // Everything but the memory that is kept.
+        (&self.ops, &self.moves, &self.plan, &self.outputs, &self.finished, &self.session_errors)
+            == (
+                &other.ops,
+                &other.moves,
+                &other.plan,
+                &other.outputs,
+                &other.finished,
+                &other.session_errors,
+            )
     }
 }
 

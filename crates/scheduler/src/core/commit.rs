@@ -133,7 +133,6 @@ impl Core {
             self.end_choice(now, slot, End::Error, fx);
             return;
         }
-        let (request, choice) = (seq.request, seq.choice);
         let had = seq.tokens.len() as u32;
         seq.tokens.extend_from_slice(tokens);
         if seq.tokens.len() as u32 > seq.limit {
@@ -154,16 +153,16 @@ impl Core {
             seq.planned = seq.computed;
             self.register(slot, fx);
         }
-        let r = &mut self.requests[request];
-        r.bill.output_tokens += u64::from(gained);
-        if r.first_token.is_none() && gained > 0 {
-            r.got_token(now);
+        let seq = &mut self.seqs[slot];
+        seq.tally.output += u64::from(gained);
+        if !seq.begun && gained > 0 {
+            seq.begun = true;
+            self.requests[seq.request].got_token(now);
         }
-        let id = r.id;
+        let (request, choice) = (seq.id, seq.choice);
         for &token in &tokens[..gained as usize] {
-            fx.outputs.push(Output { request: id, choice, token });
+            fx.outputs.push(Output { request, choice, token });
         }
-        let seq = &self.seqs[slot];
         match commit.end {
             Some(SampleEnd::Stop) => self.end_choice(now, slot, End::Stop, fx),
             Some(SampleEnd::Error) => self.end_choice(now, slot, End::Error, fx),

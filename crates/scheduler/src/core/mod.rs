@@ -108,7 +108,7 @@ impl Core {
         config.validate()?;
         Ok(Self {
             block_tokens: config.cache.block_tokens as u32,
-            kv: KvCache::new(config.cache.clone()),
+            kv: KvCache::new(config.cache),
             policy: config.policy.build(),
             cost: StepCost::default(),
             requests: Slab::new(),

@@ -2,10 +2,7 @@
 
 use dunlin_units::{SeqId, StepId, Time};
 
-use super::{
-    Core, Fx, remember,
-    state::{NONE, Stage},
-};
+use super::{Core, Fx, remember, state::Stage};
 use crate::{
     config::{Chunking, MIN_CHUNK},
     cost::StepShape,
@@ -24,13 +21,14 @@ impl Core {
             self.running_stale = false;
         }
         self.put_back_idle(now, fx);
-        let mut plan = self.empty_plan();
+        let mut plan = self.empty_plan(fx);
         let mut shape = StepShape::default();
         self.plan_decodes(now, &mut plan, &mut shape, fx);
         self.admit(now, fx);
         let room = self.prompt_room(&plan, shape);
         self.plan_prompts(now, &mut plan, &mut shape, room, fx);
         if plan.entries.is_empty() {
+            fx.spare_plan = plan;
             return;
         }
         self.next_step += 1;
@@ -39,15 +37,15 @@ impl Core {
         fx.plan = Some(plan);
     }
 
-    fn empty_plan(&self) -> StepPlan {
-        let expected = self.running.len() + 4;
-        StepPlan {
-            step: StepId(self.next_step),
-            kind: StepKind::Run,
-            entries: Vec::with_capacity(expected),
-            samples: Vec::with_capacity(expected),
-            draft: Vec::new(),
-        }
+    /// A plan without entries, in the memory of the last one where the caller left that.
+    fn empty_plan(&self, fx: Fx<'_>) -> StepPlan {
+        let mut plan = std::mem::take(&mut fx.spare_plan);
+        plan.step = StepId(self.next_step);
+        plan.kind = StepKind::Run;
+        plan.entries.clear();
+        plan.samples.clear();
+        plan.draft.clear();
+        plan
     }
 
     /// One token, and a draft where there is one, of each sequence that decodes.
@@ -64,28 +62,29 @@ impl Core {
             if seq.planned + 1 != total || seq.drafting || (seq.unknown > 0 && total >= seq.limit) {
                 continue;
             }
-            let mut draft = 0;
+            let (mut draft, mut parted) = (0, 0);
             if seq.special || seq.planned.is_multiple_of(bt) {
                 draft = self.fit_draft(slot, left);
                 if !self.make_room(now, i - 1, 1 + draft, fx) {
                     // The sequence itself, the last, may have given way.
                     continue;
                 }
-                self.part_choices(slot, fx, &mut i);
+                parted = self.part_choices(slot, fx, &mut i);
             }
             left -= 1 + draft;
-            self.add_entry(plan, shape, slot, 1, draft);
+            self.add_entry(plan, shape, slot, (1, draft), parted);
         }
     }
 
-    /// Adds a part of a sequence to the plan; its blocks are there.
+    /// Adds a part of a sequence, so many tokens and draft nodes, to the plan; its blocks are there.
+    /// The `parted` choices behind it get their first token from the same logits.
     fn add_entry(
         &mut self,
         plan: &mut StepPlan,
         shape: &mut StepShape,
         slot: u32,
-        tokens: u32,
-        draft: u32,
+        (tokens, draft): (u32, u32),
+        parted: u32,
     ) {
         let seq = &mut self.seqs[slot];
         let first_position = seq.planned;
@@ -99,26 +98,21 @@ impl Core {
         let mut samples = 0;
         if end == total && total < seq.limit {
             seq.unknown += 1;
-            samples = 1;
+            samples = 1 + parted;
             plan.samples.push(SeqId(slot));
             if draft > 0 {
                 seq.drafting = true;
                 plan.draft.extend(seq.draft.drain(..).take(draft as usize));
             }
-            let (request, choice) = (seq.request, seq.choice);
-            if choice == 0 && end == self.requests[request].prompt_end {
-                // The choices that parted just now get their first token from the same logits.
-                for choice in 1..self.requests[request].seqs.len() {
+            if parted > 0 {
+                let request = seq.request;
+                for choice in 1..=parted as usize {
                     let other = self.requests[request].seqs[choice];
-                    if other == NONE || self.seqs[other].last_step != 0 {
-                        continue;
-                    }
                     let seq = &mut self.seqs[other];
                     seq.planned = end;
                     seq.in_flight += 1;
                     seq.unknown += 1;
                     seq.last_step = plan.step.0;
-                    samples += 1;
                     plan.samples.push(SeqId(other));
                 }
             }
@@ -141,11 +135,12 @@ impl Core {
     }
 
     /// Where the last of a prompt is about to be computed, the request's other choices begin as
-    /// copies of it. They are put behind it among those that run; `next` stays behind them.
-    fn part_choices(&mut self, slot: u32, fx: Fx<'_>, next: &mut usize) {
+    /// copies of it. They are put behind it among those that run; `next` stays behind them. Returns
+    /// how many there are.
+    fn part_choices(&mut self, slot: u32, fx: Fx<'_>, next: &mut usize) -> u32 {
         let seq = &mut self.seqs[slot];
         if !seq.parts {
-            return;
+            return 0;
         }
         seq.parts = false;
         let (request, tokens) = (seq.request, seq.tokens.len() as u32);
@@ -169,6 +164,7 @@ impl Core {
                 *next += 1;
             }
         }
+        choices - 1
     }
 
     /// Prompt tokens that the step has room for beside the decodes.
@@ -222,11 +218,10 @@ impl Core {
             if !self.make_room(now, i - 1, tokens, fx) {
                 continue;
             }
-            if tokens == pending && self.seqs[slot].generates() {
-                self.part_choices(slot, fx, &mut i);
-            }
+            let ends = tokens == pending;
+            let parted = if ends { self.part_choices(slot, fx, &mut i) } else { 0 };
             room -= tokens;
-            self.add_entry(plan, shape, slot, tokens, 0);
+            self.add_entry(plan, shape, slot, (tokens, 0), parted);
         }
     }
 

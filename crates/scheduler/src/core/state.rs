@@ -30,8 +30,10 @@ pub(super) enum Stage {
     Ending,
 }
 
-/// A sequence of tokens and its KV.
+/// A sequence of tokens and its KV. What every step looks at comes first, so that a step touches few
+/// cache lines of it.
 #[derive(Debug, Clone, Default)]
+#[repr(C, align(64))]
 pub(super) struct Seq {
     pub(super) stage: Stage,
     /// The next position needs more than a look: a block that may be shared, choices that part, a
@@ -41,6 +43,8 @@ pub(super) struct Seq {
     pub(super) parts: bool,
     /// A draft of it is in flight.
     pub(super) drafting: bool,
+    /// Whether it has got a token.
+    pub(super) begun: bool,
     /// Steps in flight that have a part of it.
     pub(super) in_flight: u32,
     /// Positions whose KV is there.
@@ -53,20 +57,25 @@ pub(super) struct Seq {
     pub(super) limit: u32,
     /// Full blocks that are in the prefix index.
     pub(super) registered: u32,
-    /// Blocks that were promised at admission and are not allocated yet.
-    pub(super) promised: u32,
-    /// Slot of its request.
-    pub(super) request: u32,
+    /// Positions that had been computed before preemptions.
+    pub(super) lost: u32,
+    /// Which of its request's choices it is.
+    pub(super) choice: u32,
+    /// Its request's name.
+    pub(super) id: RequestId,
     /// The last step that has a part of it.
     pub(super) last_step: u64,
-    /// Its part of steps' times and bytes, and counts, since they were added to the request's bill.
-    pub(super) tally: Tally,
     pub(super) tokens: Vec<u32>,
     /// Block `i` holds positions `i * block_tokens ..`.
     pub(super) table: Vec<BlockId>,
+    /// Its part of steps' times and bytes, and counts, since they were added to the request's bill.
+    pub(super) tally: Tally,
+    /// Slot of its request.
+    pub(super) request: u32,
+    /// Blocks that were promised at admission and are not allocated yet.
+    pub(super) promised: u32,
     /// Where its chain of registered blocks ends.
     pub(super) chain: ChainHash,
-    pub(super) choice: u32,
     pub(super) namespace: Namespace,
     pub(super) tenant: TenantId,
     /// Order in the queue and among those that run.
@@ -77,8 +86,6 @@ pub(super) struct Seq {
     pub(super) loads: u32,
     /// Whether one of them failed.
     pub(super) loads_failed: bool,
-    /// Positions that had been computed before preemptions.
-    pub(super) lost: u32,
     /// Skipped by admission until this sequence has computed so many positions: they are its own
     /// prompt's, too.
     pub(super) follows: Option<(u32, Rank, u32)>,
@@ -95,14 +102,16 @@ pub(super) struct Rank {
 
 /// What a sequence's steps cost.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
 pub(super) struct Tally {
     pub(super) steps: u64,
     pub(super) tokens: u64,
+    pub(super) ns: u64,
+    pub(super) bytes: u64,
+    pub(super) output: u64,
     pub(super) recomputed: u64,
     pub(super) drafts: u64,
     pub(super) accepted: u64,
-    pub(super) ns: u64,
-    pub(super) bytes: u64,
 }
 
 impl Seq {
@@ -151,6 +160,7 @@ impl Request {
     pub(super) fn add(&mut self, tally: &mut Tally) {
         let tally = std::mem::take(tally);
         let bill = &mut self.bill;
+        bill.output_tokens += tally.output;
         bill.steps += tally.steps;
         bill.computed_tokens += tally.tokens;
         bill.recomputed_tokens += tally.recomputed;

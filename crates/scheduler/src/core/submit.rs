@@ -62,6 +62,8 @@ impl Core {
         let seq = &mut self.seqs[slot];
         seq.request = request;
         seq.choice = 0;
+        seq.id = submission.request;
+        seq.begun = false;
         seq.rank = rank;
         seq.tenant = submission.tenant;
         seq.namespace = submission.namespace;
@@ -182,6 +184,7 @@ impl Core {
         let seq = &mut self.seqs[slot];
         seq.stage = source.stage;
         seq.request = source.request;
+        seq.id = source.id;
         seq.choice = choice;
         seq.namespace = source.namespace;
         seq.tenant = source.tenant;
