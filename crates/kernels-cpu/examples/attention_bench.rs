@@ -6,7 +6,8 @@
 //!
 //! SHAPE is `smollm2` (30 layers, 9 heads, 3 KV heads, 64 features; the default), `gemma3` (18
 //! layers, 4 heads, 1 KV head, 256 features), `qwen05` (24, 14, 2, 64) or `qwen15` (28, 12, 2,
-//! 128). FILTER picks lines by their beginning, such as `avx2 f16`. Decode reads the KV of 8000
+//! 128). Then follows a decode step of 64 sequences that share a prefix of 1000 tokens, with the
+//! prefix's blocks copied for each of them and shared. FILTER picks lines by their beginning, such as `avx2 f16`. Decode reads the KV of 8000
 //! positions in every layer; prefill is 512 tokens from an empty context. Times are of all layers,
 //! the best of several runs: of the slowest thread's own CPU time (so that other load matters
 //! less), and of the clock.
@@ -108,6 +109,81 @@ fn fill(pool: &mut KvPool, model: &Model, cpu: CpuFeatures) -> Duration {
     thread_time() - start
 }
 
+/// Sequences of a decode step with a common prefix, and the prefix's tokens.
+const SHARERS: usize = 64;
+const PREFIX: usize = 1000;
+
+/// Times a decode step of [`SHARERS`] sequences with 16 to 80 tokens of their own after a common
+/// prefix: with blocks of their own for the prefix, and with the same ones. Also the times of making
+/// the plans.
+fn shared(
+    cpu: CpuFeatures,
+    model: &Model,
+    kv_type: KvType,
+    threads: usize,
+) -> [(Duration, Duration, Duration); 2] {
+    let s = model.shape;
+    let geometry = vec![geometry(&s); model.layers];
+    let prefix = PREFIX / 32;
+    let own = |i: usize| 16 + i * 64 / SHARERS;
+    let tables = |common: bool| {
+        let mut next = prefix as u32;
+        let mut fresh = |n: usize| {
+            next += n as u32;
+            (next - n as u32..next).collect::<Vec<u32>>()
+        };
+        let tables: Vec<Vec<u32>> = (0..SHARERS)
+            .map(|i| {
+                let mut table = if common { (0..prefix as u32).collect() } else { fresh(prefix) };
+                table.extend(fresh((PREFIX + own(i)).div_ceil(32) - prefix));
+                table
+            })
+            .collect();
+        (tables, next as usize)
+    };
+    let q: Vec<f32> = (0..SHARERS * s.n_heads * s.head_dim)
+        .map(|i| ((i * 104_729) % 4001) as f32 / 2000.0 - 1.0)
+        .collect();
+    let mut outs = Vec::new();
+    let times = [false, true].map(|common| {
+        let (tables, blocks) = tables(common);
+        let mut pool = KvPool::new(&geometry, kv_type, blocks).unwrap();
+        fill(&mut pool, model, cpu);
+        let batch: Vec<AttnSequence<'_>> = tables
+            .iter()
+            .enumerate()
+            .map(|(i, block_table)| AttnSequence {
+                first_row: i,
+                tokens: 1,
+                first_position: PREFIX + own(i) - 1,
+                block_table,
+            })
+            .collect();
+        let mut planning = Duration::MAX;
+        for _ in 0..50 {
+            let start = Instant::now();
+            std::hint::black_box(Plan::new(s, &batch, threads).unwrap());
+            planning = planning.min(start.elapsed());
+        }
+        let plan = Plan::new(s, &batch, threads).unwrap();
+        let mut out = vec![0.0; SHARERS * s.n_heads * s.v_head_dim];
+        let (thread, clock) = time(cpu, &plan, &pool, &q, &mut out, threads, 8);
+        outs.push(out);
+        (thread, clock, planning)
+    });
+    assert!(outs[0].iter().zip(&outs[1]).all(|(a, b)| a.to_bits() == b.to_bits()));
+    times
+}
+
+fn geometry(s: &AttnShape) -> KvGeometry {
+    KvGeometry {
+        n_kv_heads: s.n_kv_heads,
+        head_dim: s.head_dim,
+        v_head_dim: s.v_head_dim,
+        wide_keys: false,
+    }
+}
+
 /// Bytes a second of CPU time that blocks are exported and imported with.
 fn transfer(pool: &mut KvPool) -> (f64, f64) {
     let blocks = pool.n_blocks() as u32;
@@ -133,15 +209,7 @@ fn main() {
     let filter = args.get(2..).map_or(String::new(), |f| f.join(" "));
     let model = model(name);
     let s = model.shape;
-    let geometry = vec![
-        KvGeometry {
-            n_kv_heads: s.n_kv_heads,
-            head_dim: s.head_dim,
-            v_head_dim: s.v_head_dim,
-            wide_keys: false
-        };
-        model.layers
-    ];
+    let geometry = vec![geometry(&s); model.layers];
     println!(
         "{name}, {threads} threads; decode at depth {DEPTH}, prefill of {PREFILL}, all layers"
     );
@@ -188,6 +256,18 @@ fn main() {
                 stored * 1e6,
                 moved.0 / 1e9,
                 moved.1 / 1e9,
+            );
+            let [apart, common] = shared(cpu, &model, kv_type, threads);
+            println!(
+                "{:12} {SHARERS} decodes after a prefix of {PREFIX}: {:6.2} ms (clock {:6.2} ms, plan \
+                 {:4.1} us), its blocks shared: {:6.2} ms (clock {:6.2} ms, plan {:4.1} us)",
+                "",
+                ms(apart.0),
+                ms(apart.1),
+                ms(apart.2) * 1e3,
+                ms(common.0),
+                ms(common.1),
+                ms(common.2) * 1e3,
             );
         }
     }

@@ -1,7 +1,7 @@
 //! One work item from queries to outputs, and the merge of a row cut into several items.
 
 use super::plan::{Plan, Unit};
-use super::segment::{Segment, Span, segment_outputs, segment_scores};
+use super::segment::{Runs, Span, segment_outputs, segment_scores};
 use super::softmax::{RowState, finish, merge, softmax_row};
 use super::tiles::{QUERY_STRIDE, SCORE_STRIDE};
 use super::{SEGMENT_TOKENS, job::AttnTensors};
@@ -31,6 +31,23 @@ pub(super) struct Scratch {
     pub(super) merged_states: *mut RowState,
     /// What each row sees of the segment, `[R][2]`.
     pub(super) spans: *mut Span,
+}
+
+impl Scratch {
+    /// The scratch of the rows from `row` on; rows of values have `v_stride`.
+    #[inline(always)]
+    pub(super) fn from_row(&self, row: usize, v_stride: usize) -> Scratch {
+        Scratch {
+            q: self.q.wrapping_add(row * QUERY_STRIDE),
+            scores: self.scores.wrapping_add(row * SCORE_STRIDE),
+            outputs: self.outputs.wrapping_add(row * v_stride),
+            merged: self.merged.wrapping_add(row * v_stride),
+            states: self.states.wrapping_add(row),
+            merged_states: self.merged_states.wrapping_add(row),
+            spans: self.spans.wrapping_add(row),
+            ..*self
+        }
+    }
 }
 
 /// What an item needs to know, gathered.
@@ -85,8 +102,10 @@ unsafe fn run_item_kernel<S: Simd>(s: S, work: &Work<'_>, index: usize) {
                 x.spans.add(row).write(span_of(work, unit, row, segment));
             }
             let goes_on = segment + 1 < item.segments.end;
-            let part = Segment::new(work, unit, rows, segment, goes_on);
-            segment_scores(s, part);
+            let runs = Runs::new(work, unit, segment, goes_on);
+            for run in 0..runs.count() {
+                segment_scores(s, runs.get(run));
+            }
             for row in 0..rows {
                 let seen = x.spans.add(row).read().range();
                 if !seen.is_empty() {
@@ -95,7 +114,9 @@ unsafe fn run_item_kernel<S: Simd>(s: S, work: &Work<'_>, index: usize) {
                 }
             }
             x.outputs.write_bytes(0, rows * stride);
-            segment_outputs(s, part);
+            for run in 0..runs.count() {
+                segment_outputs(s, runs.get(run));
+            }
             for row in 0..rows {
                 if !x.spans.add(row).read().range().is_empty() {
                     keep_segment(s, work, unit, row, segment, item.segments.start);

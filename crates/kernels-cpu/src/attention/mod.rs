@@ -19,7 +19,9 @@
 //!
 //! # How it is spread over threads
 //! A [`Plan`] cuts a step's batch into items, once for all layers of a shape. [`AttnJob`] runs the
-//! items of one layer on any number of threads. How a plan is cut changes no result.
+//! items of one layer on any number of threads. How a plan is cut changes no result. Sequences that
+//! share a prefix name the same blocks; a plan notices, and reads such blocks once for several
+//! sequences. Each query's chain of operations stays its own.
 //!
 //! This module knows nothing of masks other than causal ones with an optional sliding window.
 
@@ -27,6 +29,7 @@ mod item;
 mod job;
 mod plan;
 mod segment;
+mod share;
 mod softmax;
 mod tiles;
 

@@ -1,11 +1,13 @@
 //! Cutting a step's attention into work items.
 //!
-//! A **unit** is a list of queries that read the same blocks, with all query heads of one KV head.
-//! (Today its queries are consecutive tokens of one sequence; nothing below depends on that but
-//! their ascending order.) An **item** is a unit's run of segments. Most units are one item, which
-//! writes its result at once. A unit that is too large a share of all the work is cut into several
-//! items; each leaves the partial result of every segment, and **merges** fold those.
+//! A **unit** is a list of queries with all query heads of one KV head: consecutive tokens of one
+//! sequence, or such **parts** of several sequences that name the same blocks for some of their
+//! positions. Those blocks are read for all queries together, the others for each part. An **item**
+//! is a unit's run of segments. Most units are one item, which writes its result at once. A unit
+//! that is too large a share of all the work is cut into several items; each leaves the partial
+//! result of every segment, and **merges** fold those.
 
+use super::share::{Loose, group, shareable};
 use super::{MAX_HEAD_DIM, SEGMENT_TOKENS};
 use crate::KernelError;
 use crate::kv::BLOCK_TOKENS;
@@ -93,12 +95,23 @@ pub(super) struct Query {
     pub(super) position: usize,
 }
 
+/// Queries of a unit that are of one sequence.
 #[derive(Debug, Clone)]
-pub(super) struct Unit {
+pub(super) struct Part {
     /// In `Plan::queries`, positions ascending.
     pub(super) queries: Range<usize>,
     /// The block table's start in `Plan::tables`.
     pub(super) table: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Unit {
+    /// In `Plan::queries`: those of the parts, one after another.
+    pub(super) queries: Range<usize>,
+    /// In `Plan::parts`.
+    pub(super) parts: Range<usize>,
+    /// Blocks that all parts name alike and all queries see whole; empty where there is one part.
+    pub(super) common: Range<usize>,
     pub(super) kv_head: usize,
     /// Segments that any of the queries sees.
     pub(super) segments: Range<usize>,
@@ -119,6 +132,7 @@ pub struct Plan {
     pub(super) shape: AttnShape,
     pub(super) queries: Vec<Query>,
     pub(super) tables: Vec<u32>,
+    pub(super) parts: Vec<Part>,
     pub(super) units: Vec<Unit>,
     pub(super) items: Vec<Item>,
     /// (unit, row of the unit).
@@ -136,6 +150,8 @@ pub struct Plan {
 const UNIT_ROWS: usize = 48;
 /// Items for each thread that a unit's share of the work is measured against.
 const ITEMS_PER_THREAD: usize = 8;
+/// Units of several sequences are kept so small that each thread gets as many of them.
+const UNITS_PER_THREAD: usize = 2;
 /// Partial results are kept below this many floats (16 MiB) whatever the number of threads.
 const PARTIALS_LIMIT: usize = 1 << 22;
 
@@ -165,6 +181,7 @@ impl Plan {
             shape,
             queries: Vec::new(),
             tables: Vec::new(),
+            parts: Vec::new(),
             units: Vec::new(),
             items: Vec::new(),
             merges: Vec::new(),
@@ -173,10 +190,13 @@ impl Plan {
             max_unit_rows: 0,
             partials_len: 0,
         };
+        let threads = threads.max(1);
+        let mut loose = Vec::new();
         for (i, sequence) in batch.iter().enumerate() {
-            plan.add(i, sequence)?;
+            plan.add(i, sequence, &mut loose)?;
         }
-        plan.cut(threads.max(1));
+        plan.add_loose(&mut loose, threads);
+        plan.cut(threads);
         Ok(plan)
     }
 
@@ -210,7 +230,13 @@ impl Plan {
         unit.queries.len() * self.shape.group()
     }
 
-    fn add(&mut self, index: usize, sequence: &AttnSequence<'_>) -> Result<(), KernelError> {
+    /// Adds a sequence's queries: units of the usual size, and what is left over to `loose`.
+    fn add(
+        &mut self,
+        index: usize,
+        sequence: &AttnSequence<'_>,
+        loose: &mut Vec<Loose>,
+    ) -> Result<(), KernelError> {
         let AttnSequence { first_row, tokens, first_position, block_table } = *sequence;
         let bad = |problem| KernelError::BadShape { what: "attention", problem };
         let end = first_position.checked_add(tokens);
@@ -239,30 +265,86 @@ impl Plan {
         let query = |i| Query { row: first_row + i, position: first_position + i };
         self.queries.extend((0..tokens).map(query));
         let step = unit_queries(self.shape.group());
-        for kv_head in 0..self.shape.n_kv_heads {
-            for first in (0..tokens).step_by(step) {
-                let queries = start + first..start + (first + step).min(tokens);
-                let lowest = self.shape.visible(self.queries[queries.start].position).start;
-                let highest = self.queries[queries.end - 1].position;
-                let segments = lowest / SEGMENT_TOKENS..highest / SEGMENT_TOKENS + 1;
-                self.units.push(Unit { queries, table, kv_head, segments, partials: None });
+        for first in (0..tokens).step_by(step) {
+            let queries = start + first..start + (first + step).min(tokens);
+            if queries.len() == step {
+                self.add_units(&[Part { queries, table }], 0..0);
+                continue;
             }
+            let lowest = self.shape.visible(self.queries[queries.end - 1].position).start;
+            let blocks = shareable(self.queries[queries.start].position, lowest);
+            loose.push(Loose { queries, table, blocks });
         }
         Ok(())
     }
 
-    /// A measure of the work of a unit in some of its segments: key and value vectors read, and
-    /// multiplications by them.
+    /// Adds the units of runs that are shorter than a unit, together where they share blocks.
+    fn add_loose(&mut self, loose: &mut [Loose], threads: usize) {
+        // Enough units for all threads come first.
+        let queries: usize = loose.iter().map(|run| run.queries.len()).sum();
+        let fair = (queries * self.shape.n_kv_heads).div_ceil(threads * UNITS_PER_THREAD);
+        let limit = unit_queries(self.shape.group()).min(fair);
+        let mut parts = Vec::new();
+        for group in group(loose, &self.tables, limit) {
+            let runs = &loose[group.runs];
+            parts.clear();
+            if let [run] = runs {
+                parts.push(Part { queries: run.queries.clone(), table: run.table });
+            } else {
+                for run in runs {
+                    let start = self.queries.len();
+                    self.queries.extend_from_within(run.queries.clone());
+                    parts.push(Part { queries: start..self.queries.len(), table: run.table });
+                }
+            }
+            self.add_units(&parts, group.common);
+        }
+    }
+
+    /// Adds the units of some parts, one for each KV head.
+    fn add_units(&mut self, parts: &[Part], common: Range<usize>) {
+        let (first, last) = (&parts[0].queries, &parts[parts.len() - 1].queries);
+        let queries = first.start..last.end;
+        let (mut lowest, mut highest) = (usize::MAX, 0);
+        for part in parts {
+            let part = &self.queries[part.queries.clone()];
+            lowest = lowest.min(self.shape.visible(part[0].position).start);
+            highest = highest.max(part[part.len() - 1].position);
+        }
+        let segments = lowest / SEGMENT_TOKENS..highest / SEGMENT_TOKENS + 1;
+        let start = self.parts.len();
+        self.parts.extend_from_slice(parts);
+        for kv_head in 0..self.shape.n_kv_heads {
+            self.units.push(Unit {
+                queries: queries.clone(),
+                parts: start..self.parts.len(),
+                common: common.clone(),
+                kv_head,
+                segments: segments.clone(),
+                partials: None,
+            });
+        }
+    }
+
+    /// A measure of the work of a unit in some of its segments: multiplications by key and value
+    /// vectors, and how many of those are read.
     fn cost(&self, unit: &Unit, segments: &Range<usize>) -> u64 {
         let span = segments.start * SEGMENT_TOKENS..segments.end * SEGMENT_TOKENS;
         let inside = |position: usize| {
             let seen = self.shape.visible(position);
             seen.end.min(span.end).saturating_sub(seen.start.max(span.start)) as u64
         };
-        let queries = &self.queries[unit.queries.clone()];
-        let pairs: u64 = queries.iter().map(|q| inside(q.position)).sum();
-        let longest = queries.iter().map(|q| inside(q.position)).max().unwrap_or(0);
-        pairs * self.shape.group() as u64 + 4 * longest
+        let (mut pairs, mut read) = (0, 0);
+        for part in &self.parts[unit.parts.clone()] {
+            let seen = |q: &Query| inside(q.position);
+            let queries = &self.queries[part.queries.clone()];
+            pairs += queries.iter().map(seen).sum::<u64>();
+            read += queries.iter().map(seen).max().unwrap_or(0);
+        }
+        let common = unit.common.start * BLOCK_TOKENS..unit.common.end * BLOCK_TOKENS;
+        let common = common.end.min(span.end).saturating_sub(common.start.max(span.start)) as u64;
+        read -= common * (unit.parts.len() as u64 - 1);
+        pairs * self.shape.group() as u64 + 4 * read
     }
 
     /// Makes the items: the costliest first, so that the last ones to finish are short.

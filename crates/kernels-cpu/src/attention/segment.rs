@@ -6,7 +6,7 @@
 
 use super::SEGMENT_TOKENS;
 use super::item::{Scratch, Work};
-use super::plan::Unit;
+use super::plan::{Part, Unit};
 use super::tiles::{
     self, Keys, QUERY_STRIDE, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
 };
@@ -103,48 +103,109 @@ fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
     }
 }
 
-/// A unit in one segment.
+/// A unit in one segment, as runs of rows and blocks that share keys and values. In order: for each
+/// part the blocks below the common ones, then those for all rows, then for each part the blocks
+/// above. Any of them may be empty.
 #[derive(Clone, Copy)]
-pub(super) struct Segment<'a> {
+pub(super) struct Runs<'a> {
     work: &'a Work<'a>,
-    /// The segment's part of the unit's block table.
-    table: &'a [u32],
-    kv_head: usize,
-    rows: usize,
-    /// Blocks of the segment that any row sees.
+    unit: &'a Unit,
+    parts: &'a [Part],
+    /// The segment's first block in the units' tables.
     first_block: usize,
-    last_block: usize,
-    /// Whether the same thread goes on with the next segment.
+    /// The common blocks that lie in the segment, relative to its start.
+    common_start: usize,
+    common_end: usize,
     goes_on: bool,
 }
 
-impl<'a> Segment<'a> {
-    /// The spans of the rows must be in scratch.
+impl<'a> Runs<'a> {
+    /// The spans of the rows must be in scratch whenever a run is used.
     #[inline(always)]
-    pub(super) unsafe fn new(
-        work: &'a Work<'a>,
-        unit: &Unit,
-        rows: usize,
-        segment: usize,
-        goes_on: bool,
-    ) -> Self {
-        let table = &work.plan.tables[unit.table + segment * (SEGMENT_TOKENS / BLOCK_TOKENS)..];
-        // SAFETY: the spans are there. Both of their ends ascend with the rows.
-        let (first, last) = unsafe { (*work.scratch.spans, *work.scratch.spans.add(rows - 1)) };
-        Segment {
+    pub(super) fn new(work: &'a Work<'a>, unit: &'a Unit, segment: usize, goes_on: bool) -> Self {
+        let blocks = SEGMENT_TOKENS / BLOCK_TOKENS;
+        let first_block = segment * blocks;
+        let clip = |block: usize| block.saturating_sub(first_block).min(blocks);
+        let parts = &work.plan.parts[unit.parts.clone()];
+        Runs {
             work,
-            table,
-            kv_head: unit.kv_head,
-            rows,
-            first_block: first.start as usize / BLOCK_TOKENS,
-            last_block: (last.end as usize).div_ceil(BLOCK_TOKENS).saturating_sub(1),
-            goes_on,
+            unit,
+            parts,
+            first_block,
+            common_start: clip(unit.common.start),
+            common_end: clip(unit.common.end),
+            // Several parts go on in different places.
+            goes_on: goes_on && parts.len() == 1,
         }
     }
 
     #[inline(always)]
+    pub(super) fn count(&self) -> usize {
+        2 * self.parts.len() + 1
+    }
+
+    /// Run `i`.
+    ///
+    /// # Safety
+    /// The work's parts fit together, and the rows' spans are in scratch.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, i: usize) -> Segment<'a> {
+        let (work, n, group) = (self.work, self.parts.len(), self.work.plan.shape.group());
+        let all = i == n;
+        let part = &self.parts[if i > n { i - n - 1 } else { i % n }];
+        let queries = if all { &self.unit.queries } else { &part.queries };
+        let first_row = (queries.start - self.unit.queries.start) * group;
+        let rows = queries.len() * group;
+        let scratch = work.scratch.from_row(first_row, work.layer.v_stride);
+        let (start, end) = if all {
+            (self.common_start, self.common_end)
+        } else {
+            // SAFETY: the caller's: the spans are there. Both of their ends ascend with the rows of
+            // a part.
+            let (first, last) = unsafe { (*scratch.spans, *scratch.spans.add(rows - 1)) };
+            let start = first.start as usize / BLOCK_TOKENS;
+            let end = (last.end as usize).div_ceil(BLOCK_TOKENS);
+            if i < n {
+                (start, end.min(self.common_start))
+            } else {
+                (start.max(self.common_end), end)
+            }
+        };
+        Segment {
+            work,
+            scratch,
+            // A shorter sequence may have no blocks here; its runs are empty then.
+            table: work.plan.tables.get(part.table + self.first_block..).unwrap_or_default(),
+            kv_head: self.unit.kv_head,
+            rows,
+            start,
+            end,
+            goes_on: self.goes_on,
+        }
+    }
+}
+
+/// Rows of a unit against blocks of one segment that they read together.
+#[derive(Clone, Copy)]
+pub(super) struct Segment<'a> {
+    work: &'a Work<'a>,
+    /// Starts at the first of the rows.
+    scratch: Scratch,
+    /// The block table from the segment's start on.
+    table: &'a [u32],
+    kv_head: usize,
+    rows: usize,
+    /// The first block and the one after the last, relative to the segment's start.
+    start: usize,
+    end: usize,
+    /// Whether the same thread goes on with the next segment of the same table.
+    goes_on: bool,
+}
+
+impl Segment<'_> {
+    #[inline(always)]
     fn scratch(&self) -> &Scratch {
-        &self.work.scratch
+        &self.scratch
     }
 
     #[inline(always)]
@@ -162,11 +223,8 @@ impl<'a> Segment<'a> {
     /// The distance in bytes from a block's keys to those of the next, or to the first values.
     #[inline(always)]
     fn ahead_of_keys(&self, block: usize) -> isize {
-        let next = if block < self.last_block {
-            self.head(block + 1).k
-        } else {
-            self.head(self.first_block).v
-        };
+        let next =
+            if block + 1 < self.end { self.head(block + 1).k } else { self.head(self.start).v };
         (next as isize).wrapping_sub(self.head(block).k as isize)
     }
 
@@ -174,7 +232,7 @@ impl<'a> Segment<'a> {
     /// first keys.
     #[inline(always)]
     fn ahead_of_values(&self, block: usize) -> isize {
-        let next = if block < self.last_block {
+        let next = if block + 1 < self.end {
             self.head(block + 1).v
         } else if self.goes_on {
             self.head(block + 1).k
@@ -195,7 +253,7 @@ pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
     let features = x.work.plan.shape.head_dim;
     let kv_type = x.work.layer.k_type;
     let scratch = x.scratch();
-    for block in x.first_block..=x.last_block {
+    for block in x.start..x.end {
         let head = x.head(block);
         let ahead = x.ahead_of_keys(block);
         let mut keys = Keys { at: head.k, scales: head.k_scales, ahead };
@@ -267,7 +325,7 @@ pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
     let features = x.work.plan.shape.v_head_dim;
     let kv_type = x.work.layer.v_type;
     let scratch = x.scratch();
-    for block in x.first_block..=x.last_block {
+    for block in x.start..x.end {
         let head = x.head(block);
         let row_bytes = stride * bytes_of(kv_type);
         let ahead = x.ahead_of_values(block);

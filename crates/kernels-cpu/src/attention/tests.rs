@@ -8,6 +8,8 @@ use crate::{CpuFeatures, Isa};
 use dunlin_spec::KvType;
 use std::ops::Range;
 
+mod sharing;
+
 const SEED: u64 = 11;
 
 struct Rng(u64);
