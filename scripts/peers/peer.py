@@ -96,6 +96,9 @@ class Llama(Peer):
     def truncate(self, ctx, sequence, length):
         return self.c.llama_memory_seq_rm(self.c.llama_get_memory(ctx), sequence, length, -1)
 
+    def share(self, ctx, source, target, length):
+        self.c.llama_memory_seq_cp(self.c.llama_get_memory(ctx), source, target, 0, length)
+
 
 class IkLlama(Peer):
     """ik_llama.cpp, through `ik-llama-cpp-python`."""
@@ -113,6 +116,9 @@ class IkLlama(Peer):
         f = self.lib.llama_kv_cache_seq_rm
         f.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
         f.restype = ctypes.c_bool
+        f = self.lib.llama_kv_cache_seq_cp
+        f.argtypes = [ctypes.c_void_p] + [ctypes.c_int32] * 4
+        f.restype = None
 
     def set_flash_attention(self, params, on):
         params.flash_attn = on
@@ -122,6 +128,9 @@ class IkLlama(Peer):
 
     def truncate(self, ctx, sequence, length):
         return self.lib.llama_kv_cache_seq_rm(ctx, sequence, length, -1)
+
+    def share(self, ctx, source, target, length):
+        self.lib.llama_kv_cache_seq_cp(ctx, source, target, 0, length)
 
 
 class Context:
@@ -169,6 +178,10 @@ class Context:
     def truncate(self, sequence, length):
         """Drops a sequence's positions from `length` on; False where the peer cannot."""
         return self.peer.truncate(self.ctx, sequence, length)
+
+    def share(self, source, target, length):
+        """Gives a sequence the first positions of another."""
+        self.peer.share(self.ctx, source, target, length)
 
     def fill(self, entries):
         """Sets the batch to `entries` of (token, position, sequence, wants logits)."""

@@ -7,6 +7,9 @@ order and can put its own repetitions between the peer's:
 
   {"cmd": "load", "model": PATH, "threads": 2, "settings": {...}}
   {"cmd": "run", "row": "tg16@8000", "flash_attention": true, "settings": {...}}
+  {"cmd": "workload", "requests": 64, "shared": 0, "prompt": 256, "output": 128, "batch": 16,
+   "flash_attention": true, "settings": {...}}   requests of `shared` common tokens and `prompt` own
+                                     ones, `batch` of them at a time
   {"cmd": "release"}                 frees the contexts that rows keep between repetitions
   {"cmd": "footprint", "context": 1024}   a context and a few tokens, for the peak memory
   {"cmd": "quit"}
@@ -133,6 +136,52 @@ class Worker:
             context.synchronize()
         return sequences * steps, time.perf_counter() - start
 
+    def workload(self, requests, shared, prompt, output, batch, flash_attention=True,
+                 settings=None):
+        """Answers `requests` prompts, `batch` at a time: their prefill, packed into calls as large
+        as the context takes, then `output` - 1 steps of one token each. A common prefix is computed
+        once and shared by all. Timed without sampling and without what comes before the first call."""
+        self.release()
+        length = padded(shared + prompt + output)
+        unified = bool(shared) and hasattr(self.peer.c.llama_context_default_params(), "kv_unified")
+        size = (padded(shared) + batch * padded(prompt + output) if shared else length * batch)
+        context = self.peer.context(
+            context=size, threads=self.threads, sequences=batch, batch=2048,
+            flash_attention=flash_attention, **({"kv_unified": True} if unified else {}),
+            **(settings or {}))
+        vocab = self.peer.vocab_size
+        context.prefill(0, tokens(8, vocab, 7))
+        context.synchronize()
+        context.clear()
+        start = time.perf_counter()
+        if shared:
+            context.prefill(0, tokens(shared, vocab, 5), logits="none")
+            for s in range(1, batch):
+                context.share(0, s, shared)
+        for first in range(0, requests, batch):
+            count = min(batch, requests - first)
+            entries = []
+            for s in range(count):
+                ids = tokens(prompt, vocab, 100 + first + s)
+                entries += [(ids[i], shared + i, s, i == prompt - 1) for i in range(prompt)]
+            for at in range(0, len(entries), context.batch_size):
+                context.fill(entries[at:at + context.batch_size])
+                context.step()
+            ids = tokens(count * output, vocab, 99 + first)
+            context.fill([(0, 0, s, True) for s in range(count)])
+            for step in range(output - 1):
+                for s in range(count):
+                    context.batch.token[s] = ids[step * count + s]
+                    context.batch.pos[s] = shared + prompt + step
+                context.step()
+                context.synchronize()
+            for s in range(count):
+                context.truncate(s, shared)
+        seconds = time.perf_counter() - start
+        context.close()
+        return {"seconds": seconds, "output_tokens": requests * output,
+                "tokens_per_second": requests * output / seconds}
+
     def release(self):
         for context in self.contexts.values():
             context.close()
@@ -167,7 +216,7 @@ def main():
         if name == "quit":
             break
         try:
-            if name not in ("load", "run", "release", "footprint"):
+            if name not in ("load", "run", "workload", "release", "footprint"):
                 raise PeerError(f"no command {name!r}")
             answer = {"ok": True, **getattr(worker, name)(**command)}
         except (PeerError, TypeError, OSError, MemoryError) as e:
