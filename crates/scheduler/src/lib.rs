@@ -27,6 +27,7 @@
 )]
 
 mod bill;
+pub mod checker;
 mod config;
 mod core;
 mod cost;
