@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use dunlin_executor::generate::Generator;
 use dunlin_model::{LoadOptions, LoadedModel, ModelError};
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::{ChatTemplate, Tokenizer};
 use serde_json::Value;
 
-use crate::{commands::pull, model_args::ModelArgs, note, outcome::unusable, prompt::encode_chat};
+use crate::{
+    commands::pull, model_args::ModelArgs, note, outcome::unusable, prompt::encode_chat,
+    report::About,
+};
 
 /// A model ready to generate.
 pub struct Engine {
@@ -22,8 +26,8 @@ pub struct Engine {
     compiled: Option<ChatTemplate>,
     /// The model file's name.
     pub name: String,
-    /// From the start of loading to its end.
-    pub load_ns: u64,
+    /// What the reports of all its requests say alike.
+    pub about: About,
 }
 
 impl Engine {
@@ -89,17 +93,18 @@ pub fn engine(
         template,
         compiled: None,
         name,
-        load_ns,
+        about: About { activations: args.activations, kv_type: args.kv_type()?, load_ns },
     })
 }
 
-/// Loads only the tokenizer of the model that the flags name.
+/// Loads only the tokenizer of the model that the flags name; no weights are packed for it.
 ///
 /// # Errors
-/// As [`engine`].
+/// Models that cannot be had or opened.
 pub fn tokenizer(args: &ModelArgs) -> anyhow::Result<Tokenizer> {
     let path = model_path(args)?;
-    Ok(open(&path, &options(args, 1)?)?.tokenizer)
+    let folder = dunlin_model::default_pack_folder();
+    dunlin_model::load_tokenizer(&path, folder.as_deref()).context("cannot load the tokenizer")
 }
 
 /// The model's path: the one given, or the default model's, which is fetched if need be.
@@ -108,8 +113,7 @@ pub fn model_path(args: &ModelArgs) -> anyhow::Result<PathBuf> {
 }
 
 fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {
-    // Where the model's own context decides, it does so when the file has been read; until then
-    // the most that it can decide for is kept free.
+    // Where the model's own context decides, it does so when the file has been read.
     let context = args.context(usize::MAX);
     Ok(LoadOptions {
         threads: Some(args.threads()?),
@@ -117,6 +121,7 @@ fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {
         kv_type: args.kv_type()?,
         context: args.context.filter(|&c| c != 0),
         kv_tokens: (context != usize::MAX).then(|| context.saturating_mul(parallel)),
+        sequences: parallel,
         ..LoadOptions::default()
     })
 }

@@ -1,8 +1,25 @@
 //! Results as JSON.
+//!
+//! The bill names the contract that held: `exact` says that the logits are those of the reference
+//! settings (f32 activations and f32 KV) bit for bit, `measured` that a setting moved them by what
+//! `dunlin eval` measures. Everything else that the engine does (batching, chunking, threads, shared
+//! prefixes) changes no bit in either case.
 
 use dunlin_executor::generate::{Bill, Choice, Completion};
+use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_tokenizer::Tokenizer;
 use serde::Serialize;
+
+/// What all reports of a loaded model say alike.
+#[derive(Debug, Clone, Copy)]
+pub struct About {
+    /// The precision of activations.
+    pub activations: ActivationPrecision,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// From the start of loading to its end.
+    pub load_ns: u64,
+}
 
 /// What was generated for one prompt.
 #[derive(Debug, Serialize)]
@@ -61,8 +78,13 @@ pub struct Timings {
 /// What one prompt cost.
 #[derive(Debug, Serialize)]
 struct BillReport {
-    /// What holds of the result: `exact` is bit for bit what plain decoding gives.
+    /// `exact` or `measured`; see the head of this file.
     contract: &'static str,
+    /// The settings that make it `measured`, by the names of their fields.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    measured: Vec<&'static str>,
+    activations: String,
+    kv_type: String,
     prompt_tokens: usize,
     cached_prompt_tokens: usize,
     output_tokens: usize,
@@ -86,7 +108,7 @@ impl Report {
         tokenizer: &Tokenizer,
         top: bool,
         seed: u64,
-        load_ns: u64,
+        about: &About,
     ) -> Self {
         let choices: Vec<ChoiceReport> =
             completion.choices.iter().map(|c| ChoiceReport::new(c, tokenizer, top)).collect();
@@ -94,8 +116,8 @@ impl Report {
             first: choices[0].clone(),
             choices: if choices.len() > 1 { choices } else { Vec::new() },
             seed,
-            timings: Timings::new(&completion.bill, completion.choices.len(), load_ns),
-            bill: BillReport::new(&completion.bill),
+            timings: Timings::new(&completion.bill, completion.choices.len(), about.load_ns),
+            bill: BillReport::new(&completion.bill, about),
         }
     }
 }
@@ -166,9 +188,18 @@ impl Timings {
 }
 
 impl BillReport {
-    fn new(bill: &Bill) -> Self {
+    fn new(bill: &Bill, about: &About) -> Self {
+        let lossy = [
+            ("activations", about.activations != ActivationPrecision::F32),
+            ("kv_type", about.kv_type != KvType::F32),
+        ];
+        let measured: Vec<&str> =
+            lossy.iter().filter(|(_, is)| *is).map(|(name, _)| *name).collect();
         Self {
-            contract: "exact",
+            contract: if measured.is_empty() { "exact" } else { "measured" },
+            measured,
+            activations: about.activations.to_string(),
+            kv_type: about.kv_type.to_string(),
             prompt_tokens: bill.prompt_tokens,
             cached_prompt_tokens: bill.cached_tokens,
             output_tokens: bill.output_tokens,

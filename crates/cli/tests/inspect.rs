@@ -84,9 +84,81 @@ fn text_names_everything_and_sends_no_escapes() {
 }
 
 #[test]
-fn a_truncated_file_is_an_error() {
+fn the_models_own_context_is_zero() {
+    let output = inspect(&tiny(), &["--json", "-c", "0"]);
+    let facts: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(facts["memory"]["context"], 256);
+}
+
+/// What the default model's authors say of it, and what its file's size says.
+#[test]
+fn the_default_model_is_what_it_is_known_to_be() {
+    let model = dunlin_testkit::golden::MODELS[0];
+    let test = "the_default_model_is_what_it_is_known_to_be";
+    let Some(path) = dunlin_testkit::models::find(model.file, test) else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dunlin"));
+    command.arg("inspect").arg("-m").arg(&path).arg("--json");
+    let output =
+        command.env_remove("DUNLIN_CONTEXT").env_remove("DUNLIN_KV_TYPE").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let facts: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(facts["architecture"], "llama");
+    for (size, value) in [
+        ("n_layers", 30),
+        ("d_model", 576),
+        ("n_heads", 9),
+        ("n_kv_heads", 3),
+        ("head_dim", 64),
+        ("d_ff", 1536),
+        ("vocab_size", 49_152),
+        ("context_length", 8192),
+    ] {
+        assert_eq!(facts["sizes"][size], value, "{size}");
+    }
+    assert_eq!(facts["sizes"]["tied_head"], true);
+    assert_eq!(facts["parameters"], 134_515_008);
+    // Two of each layer's 3 KV heads of 64.
+    for (kv, bytes) in [("f32", 4), ("f16", 2)] {
+        assert_eq!(facts["kv_bytes_per_token"][kv], 30 * 2 * 3 * 64 * bytes);
+    }
+    let file = std::fs::metadata(&path).unwrap().len();
+    let tensors = facts["tensor_bytes"].as_u64().unwrap();
+    assert!(
+        tensors < file && file - tensors < 4 << 20,
+        "{tensors} of {file}: the rest is metadata"
+    );
+    let listed = facts["tensors"].as_array().unwrap();
+    assert_eq!(listed.len(), 2 + 30 * 9);
+    let sum: u64 = listed.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, tensors);
+    let memory = &facts["memory"];
+    assert_eq!(memory["kv"], 8192 * 30 * 2 * 3 * 64 * 2);
+    let parts = ["weights", "kv", "working"].map(|part| memory[part].as_u64().unwrap());
+    assert_eq!(memory["total"], parts.iter().sum::<u64>());
+}
+
+#[test]
+fn files_that_are_no_models_are_errors() {
     let bytes = tiny();
-    let output = inspect(&bytes[..bytes.len() - 100], &[]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    let mut unknown = bytes.clone();
+    let at = unknown.windows(5).position(|w| w == b"llama").unwrap();
+    unknown[at..at + 5].copy_from_slice(b"llamb");
+    for (file, says) in [
+        (&bytes[..bytes.len() - 100], "truncated"),
+        (b"GGUF", ""),
+        (b"", ""),
+        (&[0xA5; 4096][..], "GGUF"),
+        (&unknown, "llamb"),
+    ] {
+        let output = inspect(file, &["--json"]);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(output.stdout.is_empty() && !told.is_empty() && told.contains(says), "{told}");
+    }
+    let missing = Command::new(env!("CARGO_BIN_EXE_dunlin"))
+        .args(["inspect", "-m", "/nonexistent/model.gguf"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8(missing.stderr).unwrap().contains("/nonexistent/model.gguf"));
+    assert_ne!(missing.status.code(), Some(0));
 }

@@ -45,7 +45,8 @@ impl CpuModel {
             Some(cpu) => cpu,
             None => CpuFeatures::detect()?,
         };
-        let blocks = options.kv_tokens.unwrap_or(context).div_ceil(BLOCK_TOKENS).max(1);
+        let all = || context.saturating_mul(options.sequences);
+        let blocks = options.kv_tokens.unwrap_or_else(all).div_ceil(BLOCK_TOKENS).max(1);
         let vectors = pack.vectors();
         let geometry = kv_geometry(&spec, &program, &vectors);
         let kv = KvPool::new(&geometry, options.kv_type, blocks)?;

@@ -15,6 +15,7 @@ pub use cpu::CpuModel;
 pub use error::ModelError;
 pub use pack::PackSource;
 
+use dunlin_checkpoint::ModelFile;
 use dunlin_spec::{ActivationPrecision, KvType, ModelSpec};
 use dunlin_tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -32,8 +33,10 @@ pub struct LoadOptions {
     pub kv_type: KvType,
     /// The longest sequence that will be run, in tokens; `None` for the model's own limit.
     pub context: Option<usize>,
-    /// Tokens of KV over all sequences; `None` for one sequence of the longest context.
+    /// Tokens of KV over all sequences; `None` for `sequences` of the longest context.
     pub kv_tokens: Option<usize>,
+    /// Sequences of the longest context that there is KV for, where `kv_tokens` does not say it.
+    pub sequences: usize,
     /// The folder where packs are kept; `None` packs in memory at every start.
     pub pack_folder: Option<PathBuf>,
     /// The instruction set, where not the best one (or the one that `DUNLIN_ISA` names).
@@ -48,6 +51,7 @@ impl Default for LoadOptions {
             kv_type: KvType::default(),
             context: None,
             kv_tokens: None,
+            sequences: 1,
             pack_folder: default_pack_folder(),
             cpu: None,
         }
@@ -99,6 +103,23 @@ impl LoadedModel {
     pub fn spec(&self) -> &ModelSpec {
         dunlin_tensor::Backend::spec(&self.backend)
     }
+}
+
+/// Loads only the tokenizer of the model at `path`: from its pack where `pack_folder` has one, else
+/// from the model file, without packing any weights.
+///
+/// # Errors
+/// The file is bad, its architecture unknown, or it has no tokenizer.
+pub fn load_tokenizer(path: &Path, pack_folder: Option<&Path>) -> Result<Tokenizer, ModelError> {
+    let pack = match pack_folder {
+        Some(folder) => pack::existing(path, folder)?,
+        None => None,
+    };
+    let tokenizer = match pack {
+        Some(pack) => Tokenizer::from_image(Arc::new(pack.tokenizer())),
+        None => Tokenizer::from_image(Arc::new(vocabulary::tables(&ModelFile::open(path)?)?)),
+    };
+    tokenizer.map_err(|source| ModelError::Tokenizer { path: path.to_path_buf(), source })
 }
 
 /// Loads the model at `path`, a GGUF file or a Hugging Face folder.

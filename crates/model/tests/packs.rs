@@ -1,9 +1,10 @@
 //! Packs are found, remade when they cannot be used, and never needed.
 
-use dunlin_model::{LoadOptions, LoadedModel, PackSource, load};
+use dunlin_model::{LoadOptions, LoadedModel, PackSource, load, load_tokenizer};
 use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_testkit::engine::{Route, logits};
 use dunlin_testkit::tiny::{self, random_tokens};
+use dunlin_tokenizer::{EncodeOptions, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -45,6 +46,27 @@ fn a_second_start_maps_what_the_first_made() {
     let want = run(&mut first);
     assert_eq!(run(&mut second), want);
     assert_eq!(run(&mut memory), want);
+}
+
+#[test]
+fn a_tokenizer_alone_needs_no_pack_and_uses_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = tiny::named("llama").write_gguf(dir.path());
+    let folder = dir.path().join("packs");
+    let text = "some text <|im_start|> more";
+    let options_of_text = EncodeOptions { add_special: true, parse_special: true };
+    let ids = |tokenizer: &Tokenizer| tokenizer.encode(text, options_of_text).unwrap();
+    let alone = ids(&load_tokenizer(&path, Some(&folder)).unwrap());
+    assert!(!folder.exists(), "nothing is packed");
+    let model = load(&path, &options(&folder)).unwrap();
+    assert_eq!(ids(&model.tokenizer), alone);
+    assert_eq!(ids(&load_tokenizer(&path, Some(&folder)).unwrap()), alone);
+    assert_eq!(ids(&load_tokenizer(&path, None).unwrap()), alone);
+    // A pack that cannot be used is not in the way.
+    fs::write(packs(&folder).pop().unwrap(), "no pack").unwrap();
+    assert_eq!(ids(&load_tokenizer(&path, Some(&folder)).unwrap()), alone);
+    fs::write(&path, "no model").unwrap();
+    assert!(load_tokenizer(&path, Some(&folder)).is_err());
 }
 
 #[test]

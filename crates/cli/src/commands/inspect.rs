@@ -19,7 +19,8 @@ pub struct Args {
     #[arg(short, long, env = "DUNLIN_MODEL", value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// The context that the memory is estimated for [default: the model's own, but at most 8192]
+    /// The context that the memory is estimated for; 0 is the model's own [default: the same, but at
+    /// most 8192]
     #[arg(short, long, alias = "ctx-size", env = "DUNLIN_CONTEXT", value_name = "TOKENS")]
     context: Option<usize>,
 
@@ -55,7 +56,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot open the model {}", path.display()))?;
     let facts = file.inspect();
     let trained = facts.sizes.context_length;
-    let context = args.context.unwrap_or_else(|| trained.min(8192));
+    let context = match args.context {
+        Some(0) => trained,
+        Some(context) => context,
+        None => trained.min(8192),
+    };
     let parts = file.memory_estimate(context, args.kv_type);
     let memory = Memory { kv_type: args.kv_type.to_string(), parts, total: parts.total() };
     let report = Report { facts, memory };

@@ -47,6 +47,12 @@ impl Dunlin {
         path
     }
 
+    /// Whether anything was packed.
+    pub fn has_packs(&self) -> bool {
+        let packs = std::fs::read_dir(self.cache.join("dunlin").join("packs"));
+        packs.is_ok_and(|mut entries| entries.next().is_some())
+    }
+
     /// A command with nothing of the user's environment in it.
     pub fn command(&self, subcommand: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dunlin"));

@@ -25,7 +25,12 @@ fn reports_hold_what_they_promise() {
     assert_eq!(numbers(&report, "token_ids").len(), 6);
     assert_eq!(report["finish_reason"], "length");
     assert_eq!(report["seed"], 7);
-    assert_eq!(report["bill"]["contract"], "exact");
+    let bill = &report["bill"];
+    assert_eq!((&bill["contract"], &bill["activations"]), (&json!("measured"), &json!("int8")));
+    assert_eq!(
+        (&bill["kv_type"], &bill["measured"]),
+        (&json!("f16"), &json!(["activations", "kv_type"]))
+    );
     assert_eq!(report["bill"]["output_tokens"], 6);
     let prompt = report["bill"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(report["bill"]["computed_tokens"].as_u64(), Some(prompt + 5));
@@ -137,6 +142,43 @@ fn samples_differ_and_the_first_is_what_one_alone_gives() {
 }
 
 #[test]
+fn the_bill_names_the_contract_of_the_settings() {
+    let dunlin = Dunlin::tiny();
+    for (activations, kv, contract, measured) in [
+        ("f32", "f32", "exact", json!(null)),
+        ("f32", "int8", "measured", json!(["kv_type"])),
+        ("split", "f32", "measured", json!(["activations"])),
+        ("int8", "f16", "measured", json!(["activations", "kv_type"])),
+    ] {
+        let settings = ["--activations", activations, "--kv-type", kv];
+        let report = dunlin.json(&[&["-p", "a", "-n", "1"], &settings[..]].concat());
+        let bill = &report["bill"];
+        assert_eq!(bill["contract"], contract, "{settings:?}");
+        assert_eq!(bill["measured"], measured, "{settings:?}");
+        assert_eq!((&bill["activations"], &bill["kv_type"]), (&json!(activations), &json!(kv)));
+    }
+}
+
+#[test]
+fn the_models_own_context_holds_every_sample() {
+    let dunlin = Dunlin::tiny();
+    let args = ["-p", "of", "--seed", "3", "--ignore-eos", "-c", "0", "--n", "3"];
+    // To the context's end, which takes three sequences' KV.
+    let report = dunlin.json(&args);
+    let prompt = report["bill"]["prompt_tokens"].as_u64().unwrap() as usize;
+    let choices = report["choices"].as_array().unwrap();
+    let inspected = dunlin.feed("inspect", &["--json"], b"");
+    let facts: Value = serde_json::from_str(&inspected.out).unwrap();
+    let context = facts["sizes"]["context_length"].as_u64().unwrap() as usize;
+    for choice in choices {
+        assert_eq!(numbers(choice, "token_ids").len(), context - prompt);
+    }
+    let line = json!({"prompt": "of", "seed": 3, "n": 3});
+    let batch = dunlin.batch(&["--ignore-eos", "-c", "0"], &[line]);
+    assert_eq!(batch[0]["choices"], report["choices"]);
+}
+
+#[test]
 fn stops_end_the_text() {
     let dunlin = Dunlin::tiny();
     let args = ["-p", "of", "-n", "30", "--temperature", "0", "--raw", "--ignore-eos"];
@@ -200,6 +242,7 @@ fn ids_and_text_turn_into_each_other() {
     assert_eq!(ids.iter().filter(|&&id| id == start).count(), 1, "special tokens are parsed");
     let back = dunlin.feed("detokenize", &[], ran.out.as_bytes());
     assert_eq!((back.code, back.out.as_str()), (Some(0), text));
+    assert!(!dunlin.has_packs(), "no weights are packed for it");
     let listed = dunlin.feed("tokenize", &[], text.as_bytes());
     assert_eq!(listed.out.lines().count(), ids.len());
     let empty = dunlin.feed("tokenize", &["--json"], b"");

@@ -272,13 +272,13 @@ fn logprobs_are_of_the_untouched_distribution() {
     let mut row = logits.clone();
     let sampled = sampler.sample(&params, place(&[1, 17, 5], 2), &mut row, Some(5)).unwrap();
     assert_eq!(sampled.token, 17, "the bias decides");
-    assert!((sampled.logprob.unwrap() - (f64::from(logits[17]) - log_sum)).abs() < 1e-12);
+    assert!((sampled.logprob.unwrap() - (f64::from(logits[17]) - log_sum)).abs() < 4e-6);
     let mut order: Vec<u32> = (0..3000).collect();
     order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
     let top = sampler.top_logprobs();
     assert_eq!(top.iter().map(|t| t.token).collect::<Vec<_>>(), order[..5]);
     for t in top {
-        assert!((t.logprob - (f64::from(logits[t.token as usize]) - log_sum)).abs() < 1e-12);
+        assert!((t.logprob - (f64::from(logits[t.token as usize]) - log_sum)).abs() < 4e-6);
     }
     let none = sampler.sample(&params, place(&[], 0), &mut row, Some(0)).unwrap();
     assert!(none.logprob.is_some() && sampler.top_logprobs().is_empty());

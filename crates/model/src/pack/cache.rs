@@ -61,6 +61,12 @@ pub(crate) fn obtain(
     }
 }
 
+/// The pack of a model, where `folder` has one that can be used.
+pub(crate) fn existing(path: &Path, folder: &Path) -> Result<Option<Pack>, ModelError> {
+    let print = fingerprint(path)?.to_string();
+    Ok(map(&folder.join(pack_name(path, &print)), &print).ok())
+}
+
 /// The model's own name, cut to be readable, and its fingerprint.
 fn pack_name(path: &Path, print: &str) -> String {
     let stem = path.file_stem().map(|s| s.to_string_lossy()).unwrap_or_default();

@@ -15,7 +15,7 @@ mod build;
 mod cache;
 
 pub use cache::PackSource;
-pub(crate) use cache::obtain;
+pub(crate) use cache::{existing, obtain};
 
 use crate::weights;
 use dunlin_checkpoint::source::Mapping;

@@ -127,13 +127,13 @@ pub(super) fn run(
     }
     interrupt::arm(Some(&cancel));
     let mut written = results.write_ready(&mut out);
-    let (tokenizer, load_ns) = (engine.tokenizer.clone(), engine.load_ns);
+    let (tokenizer, about) = (engine.tokenizer.clone(), engine.about);
     engine.generator.run(|event| {
         if let Event::Finished { request, completion } = event
             && let Some((index, id, seed, top)) = waiting.remove(&request)
         {
             results.failed |= completion.choices.iter().any(|c| c.finish.error().is_some());
-            let report = Report::new(&completion, &tokenizer, top, seed, load_ns);
+            let report = Report::new(&completion, &tokenizer, top, seed, &about);
             results.done(index, id, report);
             if written.is_ok() {
                 written = results.write_ready(&mut out);

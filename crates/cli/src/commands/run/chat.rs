@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::{
     Args,
-    single::{ending, write_now},
+    single::{Stream, ending},
 };
 use crate::{
     interrupt,
@@ -139,20 +139,16 @@ impl Chat<'_> {
         request.session = Some(SESSION);
         let cancel = request.cancel.clone();
         interrupt::arm(Some(&cancel));
-        let mut out = io::stdout().lock();
-        let mut written = Ok(());
+        let mut stream = Stream::new(io::stdout().lock());
         let result = self.engine.generator.complete(request, |event| {
             if let Event::Token { text, .. } = event
-                && written.is_ok()
+                && !stream.show(text)
             {
-                written = write_now(&mut out, text);
-                if written.is_err() {
-                    cancel.cancel();
-                }
+                cancel.cancel();
             }
         });
         interrupt::arm(None);
-        written?;
+        let mut out = stream.finish(result.as_ref().ok().map(|c| &c.choices[0].text[..]))?;
         let completion = match result {
             Ok(completion) => completion,
             Err(error) => {
@@ -163,7 +159,7 @@ impl Chat<'_> {
         out.flush()?;
         ending(&completion, self.engine.generator.context());
         if self.args.verbose {
-            let timings = Timings::new(&completion.bill, 1, self.engine.load_ns);
+            let timings = Timings::new(&completion.bill, 1, self.engine.about.load_ns);
             note!("{}", timings.summary(&completion.bill));
         }
         self.messages.push(message("assistant", &completion.choices[0].text));

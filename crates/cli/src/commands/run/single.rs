@@ -43,25 +43,22 @@ pub(super) fn run(
     let cancel = request.cancel.clone();
     interrupt::arm(Some(&cancel));
     let streams = !args.json && args.output.samples == 1;
-    let mut written = Ok(());
-    let mut out = io::stdout().lock();
+    let mut stream = Stream::new(io::stdout().lock());
     let completion = engine.generator.complete(request, |event| {
         if let Event::Token { text, .. } = event
             && streams
-            && written.is_ok()
+            && !stream.show(text)
         {
-            written = write_now(&mut out, text);
-            if written.is_err() {
-                cancel.cancel();
-            }
+            cancel.cancel();
         }
     });
     interrupt::arm(None);
-    written?;
+    let shown = completion.as_ref().ok().filter(|_| streams).map(|c| &c.choices[0].text[..]);
+    let mut out = stream.finish(shown)?;
     let completion = completion.map_err(unusable)?;
     if args.json {
         let top = args.output.logprobs > 0;
-        let report = Report::new(&completion, &engine.tokenizer, top, seed, engine.load_ns);
+        let report = Report::new(&completion, &engine.tokenizer, top, seed, &engine.about);
         serde_json::to_writer(&mut out, &report)?;
         out.write_all(b"\n")?;
     } else if streams {
@@ -74,16 +71,45 @@ pub(super) fn run(
     }
     out.flush()?;
     if args.verbose {
-        let timings = Timings::new(&completion.bill, completion.choices.len(), engine.load_ns);
+        let timings = Timings::new(&completion.bill, completion.choices.len(), engine.about.load_ns);
         note!("{}", timings.summary(&completion.bill));
     }
     Ok(ending(&completion, engine.generator.context()))
 }
 
-/// Writes text so that it is seen at once.
-pub(super) fn write_now(out: &mut impl Write, text: &str) -> io::Result<()> {
-    out.write_all(text.as_bytes())?;
-    out.flush()
+/// Shows an answer as it is made.
+pub(super) struct Stream<W> {
+    out: W,
+    /// Bytes shown.
+    shown: usize,
+    result: io::Result<()>,
+}
+
+impl<W: Write> Stream<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, shown: 0, result: Ok(()) }
+    }
+
+    /// Writes the answer's next text so that it is seen at once. False once that has failed.
+    pub(super) fn show(&mut self, text: &str) -> bool {
+        if self.result.is_ok() {
+            self.shown += text.len();
+            self.result = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        }
+        self.result.is_ok()
+    }
+
+    /// Shows what of the `whole` answer has not been: text that was held back because it could have
+    /// become a stop string or a character when the answer was stopped. Gives back the output.
+    ///
+    /// # Errors
+    /// What could not be written, now or earlier.
+    pub(super) fn finish(mut self, whole: Option<&str>) -> io::Result<W> {
+        if let Some(rest) = whole.and_then(|whole| whole.get(self.shown..)) {
+            self.show(rest);
+        }
+        self.result.map(|()| self.out)
+    }
 }
 
 /// Says on standard error what the text does not show of how it ended, and gives the exit code.
@@ -104,4 +130,34 @@ pub(super) fn ending(completion: &Completion, context: usize) -> ExitCode {
         }
     }
     code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_shown_to_its_end() {
+        let mut stream = Stream::new(Vec::new());
+        assert!(stream.show("held") && stream.show(""));
+        assert_eq!(stream.finish(Some("held back \u{FFFD}")).unwrap(), "held back \u{FFFD}".as_bytes());
+        assert_eq!(Stream::new(Vec::new()).finish(None).unwrap(), b"");
+    }
+
+    #[test]
+    fn an_output_that_closes_is_told_of() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut stream = Stream::new(Closed);
+        assert!(!stream.show("a") && !stream.show("b"));
+        let error = stream.finish(Some("abc")).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
 }
