@@ -63,6 +63,7 @@ section "other platforms"
 arm=aarch64-unknown-linux-gnu
 has_arm() { test -d "$(rustc --print target-libdir --target $arm 2>/dev/null)"; }
 if ! has_arm && [ -z "$offline" ] && command -v rustup >/dev/null; then
+  echo "getting Rust's standard library for $arm (rustup target add $arm)"
   rustup --quiet target add $arm || true
 fi
 if has_arm; then

@@ -165,6 +165,63 @@ fn templates_cannot_hang_or_fill_the_memory() {
     }
 }
 
+/// Each of these would hold 2^64 items, or all items of 2^30 lists.
+#[test]
+fn lists_that_grow_from_themselves_are_stopped() {
+    let grow = |start: &str, step: &str, times: usize| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range({times}) %}}\
+             {{% set ns.x = {step} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
+        )
+    };
+    let unrolled = "{% set x = x + x %}".repeat(64);
+    let sources = [
+        grow("[1]", "ns.x + ns.x", 64),
+        grow("[1, 2, 3]", "(ns.x + ns.x) + (ns.x + ns.x)", 64),
+        grow("['a']", "[] + ns.x + [] + ns.x", 64),
+        grow("(1,)", "ns.x + ns.x", 64),
+        grow("'x'", "ns.x + ns.x", 64),
+        grow("[1] * 1000000000", "ns.x + []", 64),
+        grow("range(100000)", "ns.x + ns.x", 64),
+        grow("range(100000) | map('abs')", "ns.x + ns.x", 64),
+        grow("[1]", "(ns.x + ns.x) | list", 64),
+        grow("[1]", "ns.x[:] + ns.x[::-1]", 64),
+        grow("[1]", "(ns.x + ns.x) | reverse", 64),
+        grow("[1]", "ns.x | map('string') + ns.x | map('string')", 64),
+        format!("{{% set x = [1] %}}{unrolled}{{{{ x | length }}}}"),
+        format!("{{% block b %}}{{% set x = [1] %}}{unrolled}{{{{ x | length }}}}{{% endblock %}}"),
+        "{% macro m(x) %}{{ m(x + x) }}{% endmacro %}{{ m([1]) }}".to_string(),
+    ];
+    for source in sources {
+        match render(&source) {
+            Err(TokenizerError::TemplateLimit { .. } | TokenizerError::TemplateRender { .. }) => {}
+            other => panic!("{source}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn sums_are_pythons() {
+    for (source, expected) in [
+        ("{{ 1 + 2 }} {{ 1 + 0.5 }} {{ 'a' + 'b' + 'c' }}", "3 1.5 abc"),
+        ("{{ 1 + 2 * 3 - 4 + loop | default(5) }}", "8"),
+        ("{{ [1] + [2, 3] }} {{ ([1] + ['x'])[1] }} {{ (1,) + (2,) }}", "[1, 2, 3] x (1, 2)"),
+        ("{{ ([] + range(3)) | length }} {{ [1] + [2] == [1, 2] }}", "3 True"),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(200) %}{% set ns.x = ns.x + [i] %}\
+          {% endfor %}{{ ns.x | length }} {{ ns.x[-1] }}",
+            "200 199",
+        ),
+        ("{% block b %}{{ 'in ' + 'a block' }}{% endblock %}", "in a block"),
+        ("{% macro m(x) %}{{ x + '!' }}{% endmacro %}{{ m('hey' + '') }}", "hey!"),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
+    }
+    for source in ["{{ 1 + 'a' }}", "{{ [1] + (2,) }}", "{{ 'a' + [1] }}", "{{ none + 1 }}"] {
+        assert!(matches!(render(source), Err(TokenizerError::TemplateRender { .. })), "{source}");
+    }
+}
+
 #[test]
 fn messages_nested_too_deeply_are_refused() {
     let mut deep = json!(1);

@@ -3,14 +3,18 @@
 //! Rendering agrees with what Python's transformers does, white space and `tojson` included. The
 //! program comes from a file nobody vouches for, so its work, memory and nesting are bounded in
 //! proportion to its input, and it sees nothing but what [`ChatInput`] holds: there is no clock
-//! here either. One hole is known: the engine does not charge for adding a list to itself again and
-//! again, so a template made for it can still exhaust the memory.
+//! here either.
 
+mod add;
 mod json;
 mod time;
 
+use minijinja::machinery::{CompiledTemplate, TemplateConfig, eval, make_string_output};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
+
+use std::sync::Arc;
 
 use crate::TokenizerError;
 pub use time::LocalTime;
@@ -53,10 +57,12 @@ pub struct ChatInput<'a> {
     pub variables: Option<&'a serde_json::Map<String, serde_json::Value>>,
 }
 
-/// A compiled chat template.
+/// A chat template that compiles.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// Compiled again for each prompt, which takes less time than rendering it.
+    source: String,
     knows_parts: bool,
 }
 
@@ -77,22 +83,14 @@ impl ChatTemplate {
 
     fn compile(source: &str) -> Result<ChatTemplate, TokenizerError> {
         let mut environment = Environment::new();
-        let syntax = minijinja::syntax::SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|error| syntax_error(&error))?;
-        environment.set_syntax(syntax);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(unknown_method);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
+        add::register(&mut environment);
         let source = without_generation_tags(source);
         let knows_parts = knows_parts(&source);
-        environment
-            .add_template_owned("chat_template", source)
-            .map_err(|error| syntax_error(&error))?;
-        Ok(ChatTemplate { environment, knows_parts })
+        program(&source).map_err(|error| syntax_error(&error))?;
+        Ok(ChatTemplate { environment, source, knows_parts })
     }
 
     /// Whether the template handles content that is a list of parts.
@@ -123,7 +121,6 @@ impl ChatTemplate {
     }
 
     fn render_here(&self, input: &ChatInput<'_>, fuel: u64) -> Result<String, TokenizerError> {
-        // Cloning shares the compiled template.
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let now = input.now;
@@ -133,9 +130,15 @@ impl ChatTemplate {
                 .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem)),
             None => Err(Error::new(ErrorKind::InvalidOperation, "the time is not given")),
         });
-        let template =
-            environment.get_template("chat_template").map_err(|error| render_error(&error))?;
-        template.render(self.context(input)).map_err(|error| render_error(&error))
+        let program = program(&self.source).map_err(|error| syntax_error(&error))?;
+        let mut text = String::new();
+        let (code, blocks) = (&program.instructions, &program.blocks);
+        let mut output = make_string_output(&mut text);
+        let context = self.context(input);
+        let done = eval(&environment, code, context, blocks, &mut output, AutoEscape::None);
+        done.map(drop).map_err(|error| render_error(&error))?;
+        drop(output);
+        Ok(text)
     }
 
     fn context(&self, input: &ChatInput<'_>) -> Value {
@@ -160,6 +163,17 @@ impl ChatTemplate {
         // Of two equal names the later counts.
         Value::from_pairs(fixed.into_iter().chain(given))
     }
+}
+
+/// Compiles a template, as transformers reads it.
+fn program(source: &str) -> Result<CompiledTemplate<'_>, Error> {
+    let config = TemplateConfig {
+        syntax_config: SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?,
+        default_auto_escape: Arc::new(|_| AutoEscape::None),
+    };
+    let mut program = CompiledTemplate::new("chat_template", source, &config)?;
+    add::replace(&mut program);
+    Ok(program)
 }
 
 /// JSON as a template sees it, objects in their given order.
