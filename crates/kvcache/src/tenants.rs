@@ -53,14 +53,22 @@ pub(crate) struct Tenants {
     slots: Vec<Tenant>,
     free: Vec<u32>,
     by_id: IdMap<u32, u32>,
+    /// The slot that was asked for last.
+    last: u32,
 }
 
 impl Tenants {
     /// The slot of `id`, which may be new.
+    #[inline]
     pub(crate) fn slot_of(&mut self, id: TenantId) -> u32 {
-        if let Some(slot) = self.find(id) {
-            return slot;
+        match self.slots.get(self.last as usize) {
+            Some(tenant) if tenant.id == id && tenant.live => {}
+            _ => self.last = self.find(id).unwrap_or_else(|| self.add(id)),
         }
+        self.last
+    }
+
+    fn add(&mut self, id: TenantId) -> u32 {
         let tenant =
             Tenant { id, held: 0, idle: 0, leaving: 0, budget: None, asking: false, live: true };
         let slot = self.free.pop().unwrap_or(self.slots.len() as u32);

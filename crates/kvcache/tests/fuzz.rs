@@ -1,5 +1,10 @@
 //! Random operations against a world that knows the truth, under every policy, with and without a
 //! tier, budgets and failing moves, and with hashes that collide all the time.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "random tests print their seed, and take one from the environment"
+)]
 
 mod common;
 

@@ -1,5 +1,10 @@
 //! Each eviction policy against its textbook, written plainly over lists of keys, and Belady's
 //! against every other and against the best that exists.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "random tests print their seed, and take one from the environment"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +22,8 @@ struct Pages<P> {
 }
 
 impl<P: EvictionPolicy> Pages<P> {
-    fn new(policy: P, capacity: usize) -> Self {
+    fn new(mut policy: P, capacity: usize) -> Self {
+        policy.track_groups();
         let free = (0..capacity as u32).rev().collect();
         Self { policy, capacity, free, node: BTreeMap::new(), key: BTreeMap::new() }
     }
@@ -68,7 +74,7 @@ struct Simple {
 impl Simple {
     fn access(&mut self, kind: EvictionKind, capacity: usize, key: u64, end: u64) -> Answer {
         self.time += 1;
-        let cost = Gdsf::cost(end);
+        let cost = 4096 + end;
         if let Some(page) = self.pages.get_mut(&key) {
             page.1 = self.time;
             page.2 += 1;

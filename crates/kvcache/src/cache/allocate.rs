@@ -146,6 +146,10 @@ impl KvCache {
     /// Takes a node and all below out of the index, with their disk copies. Blocks that somebody
     /// refers to become private; what a move in flight uses is given back when that is done.
     pub(super) fn drop_subtree(&mut self, top: u32) {
+        if self.index.first_child(top).is_none() {
+            self.drop_childless(top);
+            return;
+        }
         let mut open = std::mem::take(&mut self.open);
         open.push(top);
         while let Some(&id) = open.last() {

@@ -22,8 +22,7 @@ impl KvCache {
         let mut chain = self.chain_root(namespace);
         let mut found = 0;
         for block in tokens.chunks_exact(self.config.block_tokens) {
-            let hash = self.index.extend_hash(chain.hash, block);
-            match self.index.find(hash, chain.node, namespace, block) {
+            match self.index.find(chain.node, chain.hash, namespace, block) {
                 Some(id) if self.usable(id) => self.stand_on(&mut chain, id),
                 _ => break,
             }
@@ -70,8 +69,8 @@ impl KvCache {
         self.stats.lookup_tokens += tokens.len() as u64;
         let mut rest = tokens.chunks_exact(size);
         for block in rest.by_ref() {
-            let hash = self.index.extend_hash(found.chain.hash, block);
-            let Some(id) = self.index.find(hash, found.chain.node, namespace, block) else {
+            let chain = &found.chain;
+            let Some(id) = self.index.find(chain.node, chain.hash, namespace, block) else {
                 break;
             };
             if !self.usable(id) {
@@ -136,9 +135,7 @@ impl KvCache {
             }
             (last, count) = (id, count + 1);
             let hash = node.hash;
-            next = rest.next().and_then(|tokens| {
-                self.index.find(self.index.extend_hash(hash, tokens), id, &namespace, tokens)
-            });
+            next = rest.next().and_then(|tokens| self.index.find(id, hash, &namespace, tokens));
         }
         if loading {
             found.loading = count;
@@ -163,14 +160,12 @@ impl KvCache {
     pub fn register(&mut self, chain: &mut ChainHash, tokens: &[u32], block: BlockId) -> BlockId {
         assert_eq!(tokens.len(), self.config.block_tokens, "a registered block is full");
         assert!(self.blocks[block as usize].references > 0, "a registered block is referenced");
-        let parent = chain.node;
-        let hash = self.index.extend_hash(chain.hash, tokens);
-        chain.hash = hash;
         if chain.detached || !self.config.prefix_cache || !self.parent_stays(chain) {
             chain.detached = true;
             return block;
         }
-        let id = match self.index.find(hash, parent, &chain.namespace, tokens) {
+        let (parent, namespace) = (chain.node, &chain.namespace);
+        let id = match self.index.find(parent, chain.hash, namespace, tokens) {
             Some(id) if self.index.node(id).block == block => {
                 self.stand_on(chain, id);
                 return block;
@@ -189,7 +184,10 @@ impl KvCache {
             }
             // It is on disk alone: now it is in memory again as well.
             Some(id) => id,
-            None => self.index.insert(hash, parent, &chain.namespace, tokens),
+            None => {
+                let hash = self.index.extend_hash(chain.hash, tokens);
+                self.index.insert(hash, parent, namespace, tokens)
+            }
         };
         let entry = &mut self.blocks[block as usize];
         assert!(entry.node == NONE, "block {block} is registered with other content");

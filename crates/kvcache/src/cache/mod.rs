@@ -166,6 +166,9 @@ impl KvCache {
     pub fn set_budget(&mut self, tenant: TenantId, blocks: Option<usize>) {
         let slot = self.tenants.slot_of(tenant);
         self.tenants.get_mut(slot).budget = blocks;
+        if blocks.is_some() {
+            self.policy.track_groups();
+        }
         self.tenants.forget_if_empty(slot);
     }
 

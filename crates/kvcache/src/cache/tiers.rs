@@ -171,11 +171,10 @@ impl KvCache {
         nodes.clear();
         let (mut hash, mut parent) = (start.hash, start.node);
         for block in wanted.chunks_exact(size) {
-            hash = self.index.extend_hash(hash, block);
-            match self.index.find(hash, parent, namespace, block) {
+            match self.index.find(parent, hash, namespace, block) {
                 Some(id) if self.index.node(id).block == NONE && self.at_rest(id) => {
                     nodes.push(id);
-                    parent = id;
+                    (hash, parent) = (self.index.node(id).hash, id);
                 }
                 _ => break,
             }

@@ -51,21 +51,27 @@ impl Ghosts {
     }
 
     fn push(&mut self, list: usize, key: u64) {
-        self.forget(key);
         let at = self.free.pop().expect("trimmed before");
         self.entries[at as usize] = (key, list);
         self.lists.push_back(list as u32, at);
         self.lengths[list] += 1;
-        self.by_key.insert(key, at);
+        if let Some(older) = self.by_key.insert(key, at) {
+            // Two nodes whose hashes are equal: the later counts.
+            self.unlink(older);
+        }
     }
 
     fn forget(&mut self, key: u64) {
         if let Some(at) = self.by_key.remove(&key) {
-            let list = self.entries[at as usize].1;
-            self.lists.remove(list as u32, at);
-            self.lengths[list] -= 1;
-            self.free.push(at);
+            self.unlink(at);
         }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let list = self.entries[at as usize].1;
+        self.lists.remove(list as u32, at);
+        self.lengths[list] -= 1;
+        self.free.push(at);
     }
 
     /// Forgets the oldest of a list.
@@ -148,8 +154,10 @@ impl EvictionPolicy for Arc {
             Some((key, from)) if key == entry.key => from,
             _ => self.adapt(entry.key),
         };
-        self.ghosts.forget(entry.key);
         let frequent = from.is_some();
+        if frequent {
+            self.ghosts.forget(entry.key);
+        }
         self.nodes[node as usize] =
             Page { key: entry.key, idle_since: 0, group: entry.group, frequent };
         self.lengths[usize::from(frequent)] += 1;
@@ -194,12 +202,20 @@ impl EvictionPolicy for Arc {
         self.announced = Some((key, self.adapt(key)));
     }
 
+    fn track_groups(&mut self) {
+        for list in &mut self.leaves {
+            let nodes = &self.nodes;
+            list.track_groups(|node| nodes[node as usize].group);
+        }
+    }
+
     fn victim(&mut self, group: Option<u32>) -> Option<u32> {
         let from_frequent_ghosts = matches!(self.announced, Some((_, Some(FREQUENT))));
         let recent = self.lengths[RECENT];
         let t1_first =
             recent > 0 && (recent > self.target || from_frequent_ghosts && recent == self.target);
         let order = if t1_first { [RECENT, FREQUENT] } else { [FREQUENT, RECENT] };
-        order.into_iter().find_map(|list| self.leaves[list].first(group))
+        let [first, second] = order;
+        self.leaves[first].first(group).or_else(|| self.leaves[second].first(group))
     }
 }

@@ -71,6 +71,11 @@ impl EvictionPolicy for Belady {
         self.hold(node);
     }
 
+    fn track_groups(&mut self) {
+        let nodes = &self.nodes;
+        self.leaves.track_groups(|node| nodes[node as usize].group);
+    }
+
     fn victim(&mut self, group: Option<u32>) -> Option<u32> {
         self.leaves.first(group)
     }

@@ -42,6 +42,11 @@ impl EvictionPolicy for Fifo {
         self.hold(node);
     }
 
+    fn track_groups(&mut self) {
+        let nodes = &self.nodes;
+        self.leaves.track_groups(|node| nodes[node as usize].1);
+    }
+
     fn victim(&mut self, group: Option<u32>) -> Option<u32> {
         self.leaves.first(group)
     }

@@ -25,26 +25,34 @@ struct Worth {
 pub struct Gdsf {
     leaves: Ranked,
     nodes: Vec<Worth>,
+    context_as_weights: u64,
     /// The value of what was last evicted.
     age: u64,
     time: u64,
 }
 
 impl Gdsf {
-    /// For nodes `0..nodes`.
+    /// For nodes `0..nodes` and a small model.
     pub fn new(nodes: usize) -> Self {
-        Self { leaves: Ranked::new(nodes), nodes: vec![Worth::default(); nodes], age: 0, time: 0 }
+        Self::with_context(nodes, CONTEXT_AS_WEIGHTS)
     }
 
-    /// What computing a block that ends at this token costs, for each of its tokens.
-    pub const fn cost(end_tokens: u64) -> u64 {
-        CONTEXT_AS_WEIGHTS + end_tokens
+    /// For nodes `0..nodes` and a model that reads `context_as_weights` tokens of context in the time
+    /// in which it reads its weights. A token at position p then costs `context_as_weights + p`.
+    pub fn with_context(nodes: usize, context_as_weights: u64) -> Self {
+        Self {
+            leaves: Ranked::new(nodes),
+            nodes: vec![Worth::default(); nodes],
+            context_as_weights,
+            age: 0,
+            time: 0,
+        }
     }
 }
 
 impl EvictionPolicy for Gdsf {
     fn insert(&mut self, node: u32, entry: Entry) {
-        let cost = Self::cost(entry.end_tokens);
+        let cost = self.context_as_weights + entry.end_tokens;
         let value = self.age.saturating_add(cost);
         let group = entry.group;
         self.nodes[node as usize] = Worth { uses: 1, cost, value, idle_since: 0, group };
@@ -76,6 +84,11 @@ impl EvictionPolicy for Gdsf {
             // A tenant at its budget may give up a block younger than the cache's oldest.
             self.age = self.age.max(self.nodes[node as usize].value);
         }
+    }
+
+    fn track_groups(&mut self) {
+        let nodes = &self.nodes;
+        self.leaves.track_groups(|node| nodes[node as usize].group);
     }
 
     fn victim(&mut self, group: Option<u32>) -> Option<u32> {

@@ -1,7 +1,8 @@
 //! LRU: the block that has been idle longest goes first.
 //!
-//! One list of all idle nodes in the order in which they became so, and one for each group. A node
-//! goes idle after everything below it, so the front of the list is a leaf without a search.
+//! One list of all idle nodes in the order in which they became so, and one for each group where
+//! groups are asked for. A node goes idle after everything below it, so the front of the list is a
+//! leaf without a search.
 
 use super::{Entry, EvictionPolicy, Lists, Removal};
 
@@ -9,14 +10,14 @@ use super::{Entry, EvictionPolicy, Lists, Removal};
 #[derive(Debug)]
 pub struct Lru {
     all: Lists,
-    by_group: Lists,
+    by_group: Option<Lists>,
     group: Vec<u32>,
 }
 
 impl Lru {
     /// For nodes `0..nodes`.
     pub fn new(nodes: usize) -> Self {
-        Self { all: Lists::new(nodes), by_group: Lists::new(nodes), group: vec![0; nodes] }
+        Self { all: Lists::new(nodes), by_group: None, group: vec![0; nodes] }
     }
 }
 
@@ -29,12 +30,16 @@ impl EvictionPolicy for Lru {
 
     fn hold(&mut self, node: u32) {
         self.all.remove(0, node);
-        self.by_group.remove(self.group[node as usize], node);
+        if let Some(groups) = &mut self.by_group {
+            groups.remove(self.group[node as usize], node);
+        }
     }
 
     fn idle(&mut self, node: u32) {
         self.all.push_back(0, node);
-        self.by_group.push_back(self.group[node as usize], node);
+        if let Some(groups) = &mut self.by_group {
+            groups.push_back(self.group[node as usize], node);
+        }
     }
 
     fn leaf(&mut self, _node: u32) {}
@@ -45,10 +50,19 @@ impl EvictionPolicy for Lru {
         }
     }
 
+    fn track_groups(&mut self) {
+        let (all, group) = (&self.all, &self.group);
+        self.by_group.get_or_insert_with(|| {
+            let mut groups = Lists::new(group.len());
+            all.iter(0).for_each(|node| groups.push_back(group[node as usize], node));
+            groups
+        });
+    }
+
     fn victim(&mut self, group: Option<u32>) -> Option<u32> {
         match group {
             None => self.all.first(0),
-            Some(group) => self.by_group.first(group),
+            Some(group) => self.by_group.as_ref()?.first(group),
         }
     }
 }

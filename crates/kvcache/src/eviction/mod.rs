@@ -74,6 +74,9 @@ pub trait EvictionPolicy: Send {
     /// replays in which that is known; a serving cache learns the key only after it made room.
     fn announce(&mut self, _key: u64) {}
 
+    /// Victims of single groups will be asked for from now on. Before that, only of all.
+    fn track_groups(&mut self);
+
     /// The leaf to go first, of all (`None`) or of one group. It stays until it is removed. For a
     /// group it may also be an idle node that has only idle nodes of other groups below.
     fn victim(&mut self, group: Option<u32>) -> Option<u32>;

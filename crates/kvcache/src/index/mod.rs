@@ -1,7 +1,9 @@
 //! The prefix index: a tree of nodes, each a full block of tokens below its parent's.
 //!
-//! A node is found by the hash of its chain and accepted only when its parent and its tokens are
-//! the ones asked for (and, at the root, its namespace). A node's id is reused only after every node
+//! Most nodes have one child, so a node's first child is looked at before anything else; the others,
+//! and the first blocks of chains, are found by the hash of their chain. Either way a node is
+//! accepted only when its parent and its tokens are the ones asked for (and, at the root, its
+//! namespace). A node's id is reused only after every node
 //! below it is gone, so a parent's id within the tree is an identity; cursors that callers keep
 //! carry a generation as well.
 //!
@@ -17,8 +19,9 @@ use table::Table;
 /// No node, block, slot or move.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// One full block of tokens below its parent's.
+/// One full block of tokens below its parent's: one line of a processor's cache.
 #[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
 pub(crate) struct Node {
     /// Of the whole chain down to here.
     pub hash: u64,
@@ -58,6 +61,8 @@ pub(crate) struct State {
     pub leaving: bool,
     /// Its disk copy must not go just now.
     pub pinned: bool,
+    /// The table has it. All have it but the first child of a node, which may do without.
+    in_table: bool,
     /// The id is in use.
     pub live: bool,
 }
@@ -81,6 +86,7 @@ const EMPTY: Node = Node {
         loading: false,
         leaving: false,
         pinned: false,
+        in_table: false,
         live: false,
     },
 };
@@ -124,19 +130,34 @@ impl Index {
         extend(parent, tokens) & self.hash_mask
     }
 
-    /// The child of `parent` ([`NONE`]: of the namespace's root) with these tokens.
+    /// The child of `parent` with these tokens; for [`NONE`], of the namespace's root, whose hash
+    /// is `root`.
     #[inline]
     pub(crate) fn find(
         &self,
-        hash: u64,
         parent: u32,
+        root: u64,
         namespace: &Namespace,
         tokens: &[u32],
     ) -> Option<u32> {
-        self.table.find(hash, |id| {
-            self.nodes[id as usize].parent == parent
-                && self.tokens(id) == tokens
-                && (parent != NONE || self.namespaces[id as usize].as_ref() == Some(namespace))
+        if parent == NONE {
+            let hash = self.extend_hash(root, tokens);
+            return self.table.find(hash, |id| {
+                self.nodes[id as usize].parent == NONE
+                    && self.tokens(id) == tokens
+                    && self.namespaces[id as usize].as_ref() == Some(namespace)
+            });
+        }
+        let above = &self.nodes[parent as usize];
+        let first = above.first_child;
+        if first == NONE || self.tokens(first) == tokens {
+            return Some(first).filter(|&id| id != NONE);
+        }
+        if self.nodes[first as usize].next_sibling == NONE {
+            return None;
+        }
+        self.table.find(self.extend_hash(above.hash, tokens), |id| {
+            self.nodes[id as usize].parent == parent && self.tokens(id) == tokens
         })
     }
 
@@ -150,8 +171,8 @@ impl Index {
         self.namespaces[id as usize].as_ref()
     }
 
-    /// Adds a node that is nowhere yet. There is always room: a node is in a block or a slot, or
-    /// about to be, and there are as many nodes as both together.
+    /// Adds a node that is not there yet; `hash` is its chain's. There is always room: a node is in
+    /// a block or a slot, or about to be, and there are as many nodes as both together.
     pub(crate) fn insert(
         &mut self,
         hash: u64,
@@ -162,22 +183,33 @@ impl Index {
         let id = self.free.pop().expect("as many nodes as blocks and slots");
         let at = id as usize * self.block_tokens;
         self.tokens[at..at + self.block_tokens].copy_from_slice(tokens);
-        let (mut depth, mut next) = (1, NONE);
+        let generation = self.nodes[id as usize].generation.wrapping_add(1);
+        let mut node = Node { hash, parent, depth: 1, generation, ..EMPTY };
+        node.state.live = true;
+        node.state.in_table = true;
         if parent == NONE {
             self.namespaces[id as usize] = Some(*namespace);
         } else {
             let above = &mut self.nodes[parent as usize];
-            (depth, next) = (above.depth + 1, above.first_child);
-            above.first_child = id;
-            if next != NONE {
-                self.nodes[next as usize].previous_sibling = id;
+            node.depth = above.depth + 1;
+            let first = above.first_child;
+            if first == NONE {
+                above.first_child = id;
+                node.state.in_table = false;
+            } else {
+                // The first child may be missing from the table: it stays the first.
+                node.previous_sibling = first;
+                node.next_sibling =
+                    std::mem::replace(&mut self.nodes[first as usize].next_sibling, id);
+                if node.next_sibling != NONE {
+                    self.nodes[node.next_sibling as usize].previous_sibling = id;
+                }
             }
         }
-        let node = &mut self.nodes[id as usize];
-        let generation = node.generation.wrapping_add(1);
-        *node = Node { hash, parent, depth, generation, next_sibling: next, ..EMPTY };
-        node.state.live = true;
-        self.table.insert(hash, id);
+        self.nodes[id as usize] = node;
+        if node.state.in_table {
+            self.table.insert(hash, id);
+        }
         id
     }
 
@@ -185,16 +217,19 @@ impl Index {
     pub(crate) fn remove(&mut self, id: u32) {
         let node = self.nodes[id as usize];
         assert!(node.first_child == NONE && node.state.live, "a node goes after those below it");
-        self.table.remove(node.hash, id);
+        if node.state.in_table {
+            self.table.remove(node.hash, id);
+        }
         if node.previous_sibling != NONE {
             self.nodes[node.previous_sibling as usize].next_sibling = node.next_sibling;
         } else if node.parent != NONE {
             self.nodes[node.parent as usize].first_child = node.next_sibling;
+        } else {
+            self.namespaces[id as usize] = None;
         }
         if node.next_sibling != NONE {
             self.nodes[node.next_sibling as usize].previous_sibling = node.previous_sibling;
         }
-        self.namespaces[id as usize] = None;
         self.nodes[id as usize] = Node { generation: node.generation, ..EMPTY };
         self.free.push(id);
     }
@@ -214,7 +249,7 @@ impl Index {
         Some(self.nodes[id as usize].first_child).filter(|&c| c != NONE)
     }
 
-    /// Children of a node, newest first.
+    /// Children of a node.
     pub(crate) fn children(&self, id: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(self.first_child(id), |&c| {
             Some(self.nodes[c as usize].next_sibling).filter(|&n| n != NONE)
@@ -232,12 +267,15 @@ impl Index {
         if live + self.free.len() != self.nodes.len() {
             return Err(format!("{live} live nodes and {} free ones", self.free.len()));
         }
-        if self.table.count() != live {
-            return Err(format!("{} entries in the table, {live} nodes", self.table.count()));
+        let hashed = self.live().filter(|&id| self.node(id).state.in_table).count();
+        if self.table.count() != hashed {
+            return Err(format!("{} entries in the table, {hashed} nodes", self.table.count()));
         }
         for id in self.live() {
             let node = self.node(id);
-            if self.table.find(node.hash, |n| n == id).is_none() {
+            let found = self.table.find(node.hash, |n| n == id).is_some();
+            let first = node.parent != NONE && self.node(node.parent).first_child == id;
+            if found != node.state.in_table || !found && !first {
                 return Err(format!("node {id} is not found by its hash"));
             }
             if node.parent == NONE {
