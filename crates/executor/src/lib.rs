@@ -1,11 +1,22 @@
-//! The bridge between requests and a backend: sampled tokens, physical KV blocks and the loop that
-//! fills batches.
+//! The bridge between the core's plans and a backend: sequences with their block tables, batches,
+//! sampled tokens, stop strings.
 //!
-//! Not here: forward passes (a [`dunlin_tensor::Backend`] computes them) and policies of
-//! scheduling.
+//! An [`Executor`] does what a plan says and nothing else: it turns the plan's entries, prefill
+//! chunks and decodes of many sequences mixed, into one forward pass without padding, chooses the
+//! tokens and tells what came of it.
+//!
+//! Not here: forward passes (a [`dunlin_tensor::Backend`] computes them), decisions about what runs
+//! when (the scheduler's), clocks and threads that outlive a call (the engine's).
 #![forbid(unsafe_code)]
 
+mod draw;
 pub mod generate;
+mod generation;
 mod math;
 pub mod sampler;
+mod sequence;
+mod step;
 pub mod text;
+
+pub use generation::{ChoiceEnd, ChoiceState, Generation, GenerationParams, PositionLogprobs};
+pub use step::Executor;

@@ -30,11 +30,7 @@ pub struct ChoiceText {
 
 impl ChoiceText {
     /// Text of nothing yet, which `stops` will end. Without a tokenizer there is none, ever.
-    pub fn new(
-        tokenizer: Option<&Tokenizer>,
-        stops: &[String],
-        options: TextOptions,
-    ) -> Self {
+    pub fn new(tokenizer: Option<&Tokenizer>, stops: &[String], options: TextOptions) -> Self {
         let options = DetokenizeOptions {
             skip_special: !options.show_special,
             at_start: options.begins_text,
@@ -94,6 +90,13 @@ impl ChoiceText {
     /// What is certain.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Shortens what is certain to so many bytes, and ends the text there.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.text.truncate(bytes);
+        self.given = self.given.min(bytes);
+        self.stopped = true;
     }
 
     /// The whole text.

@@ -12,6 +12,7 @@ pub mod models;
 pub mod oracle;
 pub mod source;
 pub mod tiny;
+pub mod toy;
 
 use std::path::{Path, PathBuf};
 

@@ -12,11 +12,11 @@ mod blocks;
 mod job;
 mod request;
 
+pub use crate::text::TextOptions;
 pub use request::{
     Bill, CancelFlag, Choice, Completion, ContextOverflow, Event, Finish, PositionLogprobs,
     Request, RequestError, SessionId,
 };
-pub use crate::text::TextOptions;
 
 use std::{collections::VecDeque, time::Instant};
 

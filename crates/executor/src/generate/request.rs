@@ -7,8 +7,8 @@ use std::sync::{
 
 use dunlin_units::RequestId;
 
-use crate::text::TextOptions;
 use crate::sampler::{ParamError, SampleError, SamplingParams, TokenLogprob};
+use crate::text::TextOptions;
 
 /// Stops a request from outside; checked before every step. Clones stop the same request.
 #[derive(Debug, Clone, Default)]

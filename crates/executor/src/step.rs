@@ -1,0 +1,385 @@
+//! A step plan carried out: one batch, one forward pass, tokens chosen, the outcome told.
+
+use std::{collections::HashMap, ops::Range, time::Instant};
+
+use dunlin_scheduler::{Commit, DraftNode, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan};
+use dunlin_tensor::{Backend, BackendError, LogitsWanted, SequenceInput};
+use dunlin_units::{RequestId, SeqId};
+
+use crate::{
+    draw::{Draw, DrawContext, DrawTask, Worker, draw_all},
+    generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
+    sampler::TokenLogprob,
+    sequence::Sequences,
+};
+
+/// Logits in a step from which on their scan is worth another thread's start.
+const SPREAD_FROM: usize = 1 << 20;
+
+/// Carries out what a core plans, on a backend.
+///
+/// Register a request before the core is told of it, apply each [`SeqOp`] in order, then run the
+/// plan.
+pub struct Executor<B> {
+    backend: B,
+    sequences: Sequences,
+    generations: HashMap<RequestId, Generation>,
+    workers: Vec<Worker>,
+    spread_from: usize,
+    /// `[rows of the step, vocab_size]`.
+    logits: Vec<f32>,
+    scratch: Scratch,
+}
+
+/// Memory that steps use one after the other.
+#[derive(Default)]
+struct Scratch {
+    /// The plan's entries.
+    parts: Vec<Part>,
+    /// Tokens of entries with drafts: the sequence's own, then the chain.
+    chains: Vec<u32>,
+    tasks: Vec<DrawTask>,
+    /// Always empty between steps; keeps its memory.
+    batch: Vec<SequenceInput<'static>>,
+    /// Logits of an entry that is run alone.
+    single: Vec<f32>,
+}
+
+/// An entry of the plan.
+#[derive(Debug, Clone)]
+struct Part {
+    seq: SeqId,
+    first_position: usize,
+    /// Tokens of the sequence's own.
+    tokens: usize,
+    /// Where own tokens and draft chain lie in the scratch memory; empty without a draft.
+    chained: Range<usize>,
+    samples: Range<usize>,
+    /// Cannot be computed.
+    failed: bool,
+}
+
+impl Part {
+    fn draft(&self) -> usize {
+        self.chained.len().saturating_sub(self.tokens)
+    }
+
+    fn logits(&self) -> LogitsWanted {
+        match (self.samples.is_empty(), self.draft()) {
+            (true, _) => LogitsWanted::None,
+            (false, 0) => LogitsWanted::Last,
+            (false, _) => LogitsWanted::All,
+        }
+    }
+
+    fn input<'a>(&self, sequences: &'a Sequences, chains: &'a [u32]) -> SequenceInput<'a> {
+        let seq = sequences.get(self.seq);
+        SequenceInput {
+            tokens: if self.chained.is_empty() {
+                &seq.tokens[self.first_position..][..self.tokens]
+            } else {
+                &chains[self.chained.clone()]
+            },
+            first_position: self.first_position,
+            block_table: &seq.table,
+            logits: self.logits(),
+        }
+    }
+}
+
+impl<B: Backend> Executor<B> {
+    /// An executor that chooses tokens on up to `sampling_threads` threads (at least one; this one
+    /// included) where a step has many.
+    pub fn new(backend: B, sampling_threads: usize) -> Self {
+        let mut workers = Vec::new();
+        workers.resize_with(sampling_threads.max(1), Worker::default);
+        Self {
+            backend,
+            sequences: Sequences::default(),
+            generations: HashMap::new(),
+            workers,
+            spread_from: SPREAD_FROM,
+            logits: Vec::new(),
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The backend, to move KV in and out.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Makes a request's parameters known.
+    pub fn register(&mut self, request: RequestId, params: GenerationParams) {
+        self.generations.insert(request, Generation::new(params));
+    }
+
+    /// A request's choices so far.
+    pub fn generation(&self, request: RequestId) -> Option<&Generation> {
+        self.generations.get(&request)
+    }
+
+    /// A request's choices so far, to take text that became certain.
+    pub fn generation_mut(&mut self, request: RequestId) -> Option<&mut Generation> {
+        self.generations.get_mut(&request)
+    }
+
+    /// Forgets a request and gives out what was generated for it. Steps in flight that still sample
+    /// it choose nothing.
+    pub fn release(&mut self, request: RequestId) -> Option<Generation> {
+        self.generations.remove(&request)
+    }
+
+    /// The request that samples a sequence.
+    ///
+    /// # Panics
+    /// Where there is no such sequence.
+    pub fn request(&self, seq: SeqId) -> Option<RequestId> {
+        self.sequences.get(seq).request
+    }
+
+    /// A sequence's tokens.
+    ///
+    /// # Panics
+    /// Where there is no such sequence.
+    pub fn tokens(&self, seq: SeqId) -> &[u32] {
+        &self.sequences.get(seq).tokens
+    }
+
+    /// A sequence's KV blocks, in order of position.
+    ///
+    /// # Panics
+    /// Where there is no such sequence.
+    pub fn table(&self, seq: SeqId) -> &[u32] {
+        &self.sequences.get(seq).table
+    }
+
+    /// Carries out an operation. [`SeqOp::Fill`] does nothing here: whoever has the KV puts it into
+    /// the sequence's blocks.
+    ///
+    /// # Panics
+    /// On operations on sequences that are not there: the core and the executor have come apart.
+    pub fn apply(&mut self, op: &SeqOp) {
+        if let SeqOp::Copy { from, to, tokens } = *op {
+            self.backend.copy_block(from, to, tokens as usize);
+        } else {
+            self.sequences.apply(op);
+        }
+    }
+
+    /// Runs a plan and fills in its outcome, all but the duration.
+    ///
+    /// An entry that the backend cannot compute is reported as failed and ends no other: when a
+    /// mixed step fails, its entries are run one by one. KV that they wrote is written again with
+    /// the same values.
+    pub fn run(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
+        outcome.step = plan.step;
+        outcome.duration_ns = 0;
+        outcome.bytes = 0;
+        outcome.commits.clear();
+        outcome.tokens.clear();
+        outcome.failed.clear();
+        outcome.proposals.clear();
+        if plan.kind == StepKind::Draft {
+            return;
+        }
+        self.lay_out(plan);
+        self.forward();
+        outcome.bytes = self.step_bytes();
+        let started = Instant::now();
+        self.list_tasks();
+        let context = DrawContext {
+            samples: &plan.samples,
+            sequences: &self.sequences,
+            generations: &self.generations,
+            chains: &self.scratch.chains,
+            vocab_size: self.backend.spec().vocab_size,
+            spread_from: self.spread_from,
+        };
+        draw_all(context, &self.scratch.tasks, &mut self.logits, &mut self.workers);
+        self.take_up(plan, outcome);
+        self.charge_sampling(plan, started);
+        let parts = self.scratch.parts.iter().zip(0..);
+        outcome.failed.extend(parts.filter(|(part, _)| part.failed).map(|(_, i)| i));
+    }
+
+    /// Finds each entry's tokens.
+    fn lay_out(&mut self, plan: &StepPlan) {
+        let Scratch { parts, chains, .. } = &mut self.scratch;
+        parts.clear();
+        chains.clear();
+        let (mut next_sample, mut next_node) = (0, 0);
+        for entry in &plan.entries {
+            let samples = next_sample..next_sample + entry.samples as usize;
+            let nodes = &plan.draft[next_node..][..entry.draft as usize];
+            (next_sample, next_node) = (samples.end, next_node + nodes.len());
+            let (first, count) = (entry.first_position as usize, entry.tokens as usize);
+            let tokens = &self.sequences.get(entry.seq).tokens;
+            // A token that the step before was to choose, and could not, is missing.
+            let failed = first + count > tokens.len();
+            let start = chains.len();
+            if !nodes.is_empty() && !failed {
+                chains.extend_from_slice(&tokens[first..first + count]);
+                push_first_chain(nodes, chains);
+            }
+            parts.push(Part {
+                seq: entry.seq,
+                first_position: first,
+                tokens: count,
+                chained: start..chains.len(),
+                samples,
+                failed,
+            });
+        }
+    }
+
+    /// Computes the step, and marks what cannot be computed as failed.
+    fn forward(&mut self) {
+        let Scratch { parts, chains, batch, single, .. } = &mut self.scratch;
+        let mut inputs = recycle(std::mem::take(batch));
+        let good = parts.iter().filter(|part| !part.failed);
+        inputs.extend(good.map(|part| part.input(&self.sequences, chains)));
+        let result = if inputs.is_empty() {
+            self.logits.clear();
+            Ok(())
+        } else {
+            self.backend.forward(&inputs, &mut self.logits)
+        };
+        let alone = inputs.len() == 1;
+        *batch = recycle(inputs);
+        let Err(error) = result else { return };
+        self.logits.clear();
+        for part in parts.iter_mut().filter(|part| !part.failed) {
+            let result = if alone {
+                Err(BackendError::OutOfMemory(error.to_string()))
+            } else {
+                self.backend.forward(&[part.input(&self.sequences, chains)], single)
+            };
+            match result {
+                Ok(()) => self.logits.extend_from_slice(single),
+                Err(problem) => {
+                    part.failed = true;
+                    let message = if alone { error.to_string() } else { problem.to_string() };
+                    let seq = self.sequences.get(part.seq);
+                    let generation = seq.request.and_then(|r| self.generations.get_mut(&r));
+                    // A prompt's failure is that of all choices, which part from it.
+                    for choice in generation.into_iter().flat_map(|g| &mut g.choices) {
+                        choice.finish(ChoiceEnd::BackendFailed(message.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Weights once, the KV that each sequence reads, and the KV that is written.
+    fn step_bytes(&self) -> u64 {
+        let per_token = (self.backend.block_bytes() / self.backend.block_tokens().max(1)) as u64;
+        let parts = self.scratch.parts.iter().filter(|part| !part.failed);
+        let positions = parts.map(|part| part.first_position + 2 * (part.tokens + part.draft()));
+        let kv = positions.sum::<usize>() as u64 * per_token;
+        self.backend.weight_bytes_per_step().unwrap_or(0) + kv
+    }
+
+    /// Says which rows of the logits are whose.
+    fn list_tasks(&mut self) {
+        let Scratch { parts, tasks, .. } = &mut self.scratch;
+        tasks.clear();
+        let mut row = 0;
+        for part in parts.iter().filter(|part| !part.failed && !part.samples.is_empty()) {
+            // With a draft there are rows for all own tokens, and only the last one's matters.
+            let skipped = if part.draft() == 0 { 0 } else { part.tokens - 1 };
+            let rows = row + skipped..row + skipped + 1 + part.draft();
+            let chain = part.chained.end - part.draft()..part.chained.end;
+            row = rows.end;
+            tasks.push(DrawTask { rows, samples: part.samples.clone(), chain });
+        }
+    }
+
+    /// Takes up what was drawn: the sequences' tokens, the choices' texts and ends, the commits.
+    fn take_up(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
+        outcome.commits.resize(plan.samples.len(), Commit::default());
+        for worker in &self.workers {
+            for draw in &worker.draws {
+                let commit = &mut outcome.commits[draw.sample];
+                if commit.end.is_some() {
+                    continue;
+                }
+                let seq = self.sequences.get_mut(plan.samples[draw.sample]);
+                let request = seq.request.expect("what was drawn for has a request");
+                let generation =
+                    self.generations.get_mut(&request).expect("and its request is known");
+                let choice = &mut generation.choices[seq.choice as usize];
+                if choice.end.is_some() {
+                    continue;
+                }
+                match &draw.result {
+                    Ok(sampled) => {
+                        let logprobs = position_logprobs(draw, &worker.top);
+                        seq.tokens.push(sampled.token);
+                        choice.push(&generation.params, sampled.token, logprobs);
+                        outcome.tokens.push(sampled.token);
+                        commit.tokens += 1;
+                    }
+                    Err(error) => choice.finish(ChoiceEnd::Unsampleable(error.clone())),
+                }
+                commit.end = match choice.end {
+                    Some(ChoiceEnd::StopToken(_) | ChoiceEnd::StopString(_)) => {
+                        Some(SampleEnd::Stop)
+                    }
+                    Some(ChoiceEnd::Unsampleable(_) | ChoiceEnd::BackendFailed(_)) => {
+                        Some(SampleEnd::Error)
+                    }
+                    // The core counts tokens itself.
+                    Some(ChoiceEnd::MaxTokens) | None => None,
+                };
+            }
+        }
+    }
+
+    /// Bills the time of choosing tokens, in equal parts.
+    fn charge_sampling(&mut self, plan: &StepPlan, started: Instant) {
+        let elapsed = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let each = elapsed / plan.samples.len().max(1) as u64;
+        for &seq in &plan.samples {
+            let request = self.sequences.get(seq).request;
+            if let Some(generation) = request.and_then(|r| self.generations.get_mut(&r)) {
+                generation.sample_ns += each;
+            }
+        }
+    }
+}
+
+/// Appends the tokens of the tree's first chain: from the root always the first child. Other
+/// branches are not computed.
+fn push_first_chain(nodes: &[DraftNode], to: &mut Vec<u32>) {
+    let mut parent = DraftNode::ROOT;
+    for (node, index) in nodes.iter().zip(0..) {
+        if node.parent == parent {
+            to.push(node.token);
+            parent = index;
+        }
+    }
+}
+
+fn position_logprobs(draw: &Draw, top: &[TokenLogprob]) -> Option<PositionLogprobs> {
+    let sampled = draw.result.as_ref().ok()?;
+    Some(PositionLogprobs {
+        chosen: TokenLogprob { token: sampled.token, logprob: sampled.logprob? },
+        top: top[draw.top.clone()].to_vec(),
+    })
+}
+
+/// An empty vector with the memory of another, whatever its items borrowed.
+fn recycle<'b>(mut batch: Vec<SequenceInput<'_>>) -> Vec<SequenceInput<'b>> {
+    batch.clear();
+    // Nothing is left to convert, and the standard library collects in place.
+    batch.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
+
+#[cfg(test)]
+mod tests;
