@@ -1,5 +1,6 @@
 //! One work item from queries to outputs, and the merge of a row cut into several items.
 
+use super::later::Later;
 use super::plan::{Plan, Unit};
 use super::segment::{Runs, Span, segment_outputs, segment_scores};
 use super::softmax::{RowState, finish, merge, softmax_row};
@@ -36,7 +37,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// The scratch of the rows from `row` on; rows of values have `v_stride`.
     #[inline(always)]
-    pub(super) fn from_row(&self, row: usize, v_stride: usize) -> Scratch {
+    pub(super) fn rows_from(&self, row: usize, v_stride: usize) -> Scratch {
         Scratch {
             q: self.q.wrapping_add(row * QUERY_STRIDE),
             scores: self.scores.wrapping_add(row * SCORE_STRIDE),
@@ -103,8 +104,9 @@ unsafe fn run_item_kernel<S: Simd>(s: S, work: &Work<'_>, index: usize) {
             }
             let goes_on = segment + 1 < item.segments.end;
             let runs = Runs::new(work, unit, segment, goes_on);
+            let mut later = Later::new(&runs, false, item.segments.end);
             for run in 0..runs.count() {
-                segment_scores(s, runs.get(run));
+                segment_scores(s, runs.get(run), &mut later);
             }
             for row in 0..rows {
                 let seen = x.spans.add(row).read().range();
@@ -114,8 +116,9 @@ unsafe fn run_item_kernel<S: Simd>(s: S, work: &Work<'_>, index: usize) {
                 }
             }
             x.outputs.write_bytes(0, rows * stride);
+            let mut later = Later::new(&runs, true, item.segments.end);
             for run in 0..runs.count() {
-                segment_outputs(s, runs.get(run));
+                segment_outputs(s, runs.get(run), &mut later);
             }
             for row in 0..rows {
                 if !x.spans.add(row).read().range().is_empty() {

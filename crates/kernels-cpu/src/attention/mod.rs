@@ -27,6 +27,7 @@
 
 mod item;
 mod job;
+mod later;
 mod plan;
 mod segment;
 mod share;

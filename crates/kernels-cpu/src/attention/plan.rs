@@ -150,6 +150,8 @@ pub struct Plan {
 const UNIT_ROWS: usize = 48;
 /// Items for each thread that a unit's share of the work is measured against.
 const ITEMS_PER_THREAD: usize = 8;
+/// Units are not cut where the busiest thread has at most this part more to do than the mean.
+const UNEVEN: u64 = 16;
 /// Units of several sequences are kept so small that each thread gets as many of them.
 const UNITS_PER_THREAD: usize = 2;
 /// Partial results are kept below this many floats (16 MiB) whatever the number of threads.
@@ -351,13 +353,14 @@ impl Plan {
     fn cut(&mut self, threads: usize) {
         let costs: Vec<u64> = self.units.iter().map(|u| self.cost(u, &u.segments)).collect();
         let share = costs.iter().sum::<u64>() / (threads * ITEMS_PER_THREAD) as u64;
+        let cutting = costs.iter().any(|&cost| cost > share) && !is_even(&costs, threads);
         let mut items = Vec::new();
         for (unit, &cost) in costs.iter().enumerate() {
             let Unit { segments, .. } = self.units[unit].clone();
             let rows = self.unit_rows(&self.units[unit]);
             self.max_unit_rows = self.max_unit_rows.max(rows);
             let room = segments.len() * rows * self.partial_stride();
-            let large = threads > 1 && cost > share && segments.len() > 1;
+            let large = cutting && cost > share && segments.len() > 1;
             if !large || self.partials_len + room > PARTIALS_LIMIT {
                 items.push((cost, Item { unit, segments }));
                 continue;
@@ -365,14 +368,32 @@ impl Plan {
             self.units[unit].partials = Some(self.partials_len);
             self.partials_len += room;
             self.merges.extend((0..rows).map(|row| (unit, row)));
-            let pieces = cost.div_ceil(share.max(1)).min(segments.len() as u64) as usize;
-            let step = segments.len().div_ceil(pieces);
-            for start in segments.clone().step_by(step) {
-                let segments = start..(start + step).min(segments.end);
-                items.push((self.cost(&self.units[unit], &segments), Item { unit, segments }));
+            let pieces = cost.div_ceil(share.max(1)).min(segments.len() as u64);
+            let (mut start, mut sum) = (segments.start, 0);
+            for segment in segments.clone() {
+                sum += self.cost(&self.units[unit], &(segment..segment + 1));
+                if sum * pieces >= cost || segment + 1 == segments.end {
+                    items.push((sum, Item { unit, segments: start..segment + 1 }));
+                    (start, sum) = (segment + 1, 0);
+                }
             }
         }
         items.sort_by_key(|(cost, _)| std::cmp::Reverse(*cost));
         self.items = items.into_iter().map(|(_, item)| item).collect();
     }
+}
+
+/// Whether units of such costs keep all threads busy to the end as they are: whoever is free takes
+/// the costliest that is left.
+fn is_even(costs: &[u64], threads: usize) -> bool {
+    let mut costs = costs.to_vec();
+    costs.sort_unstable_by_key(|&cost| std::cmp::Reverse(cost));
+    let mut loads = vec![0u64; threads];
+    for cost in &costs {
+        if let Some(least) = loads.iter_mut().min() {
+            *least += cost;
+        }
+    }
+    let (mean, most) = (costs.iter().sum::<u64>() / threads as u64, loads.iter().max());
+    most.is_none_or(|most| most - mean <= mean / UNEVEN)
 }

@@ -6,6 +6,7 @@
 
 use super::SEGMENT_TOKENS;
 use super::item::{Scratch, Work};
+use super::later::Later;
 use super::plan::{Part, Unit};
 use super::tiles::{
     self, Keys, QUERY_STRIDE, SCORE_STRIDE, Values, convert_keys, convert_scales, convert_values,
@@ -108,14 +109,14 @@ fn tile_rows<S: Simd>(rows: usize, left: usize) -> usize {
 /// above. Any of them may be empty.
 #[derive(Clone, Copy)]
 pub(super) struct Runs<'a> {
-    work: &'a Work<'a>,
-    unit: &'a Unit,
+    pub(super) work: &'a Work<'a>,
+    pub(super) unit: &'a Unit,
     parts: &'a [Part],
     /// The segment's first block in the units' tables.
-    first_block: usize,
+    pub(super) first_block: usize,
     /// The common blocks that lie in the segment, relative to its start.
-    common_start: usize,
-    common_end: usize,
+    pub(super) common_start: usize,
+    pub(super) common_end: usize,
     goes_on: bool,
 }
 
@@ -156,7 +157,7 @@ impl<'a> Runs<'a> {
         let queries = if all { &self.unit.queries } else { &part.queries };
         let first_row = (queries.start - self.unit.queries.start) * group;
         let rows = queries.len() * group;
-        let scratch = work.scratch.from_row(first_row, work.layer.v_stride);
+        let scratch = work.scratch.rows_from(first_row, work.layer.v_stride);
         let (start, end) = if all {
             (self.common_start, self.common_end)
         } else {
@@ -178,6 +179,7 @@ impl<'a> Runs<'a> {
             table: work.plan.tables.get(part.table + self.first_block..).unwrap_or_default(),
             kv_head: self.unit.kv_head,
             rows,
+            is_common: all,
             start,
             end,
             goes_on: self.goes_on,
@@ -195,6 +197,8 @@ pub(super) struct Segment<'a> {
     table: &'a [u32],
     kv_head: usize,
     rows: usize,
+    /// Whether these are the unit's common blocks.
+    is_common: bool,
     /// The first block and the one after the last, relative to the segment's start.
     start: usize,
     end: usize,
@@ -249,7 +253,7 @@ impl Segment<'_> {
 /// # Safety
 /// The work's parts fit together; the unit's queries are in scratch.
 #[inline(always)]
-pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
+pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>, later: &mut Later<'_>) {
     let features = x.work.plan.shape.head_dim;
     let kv_type = x.work.layer.k_type;
     let scratch = x.scratch();
@@ -285,6 +289,9 @@ pub(super) unsafe fn segment_scores<S: Simd>(s: S, x: Segment<'_>) {
                 }
                 keys.ahead = 0;
                 row += n;
+                if x.is_common {
+                    later.ask(s, n);
+                }
             }
         }
     }
@@ -320,7 +327,7 @@ unsafe fn block_scores<S: Simd, C: Codec, const MR: usize, const AHEAD: bool>(
 /// # Safety
 /// As [`segment_scores`]; the scores have become weights.
 #[inline(always)]
-pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
+pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>, later: &mut Later<'_>) {
     let stride = x.work.layer.v_stride;
     let features = x.work.plan.shape.v_head_dim;
     let kv_type = x.work.layer.v_type;
@@ -347,6 +354,9 @@ pub(super) unsafe fn segment_outputs<S: Simd>(s: S, x: Segment<'_>) {
                 (values.at, values.row_bytes) = (out.cast(), stride * 4);
             }
             block_outputs::<S, F32Codec, false>(s, x, block, values);
+            if x.is_common {
+                later.ask(s, x.rows);
+            }
         }
     }
 }

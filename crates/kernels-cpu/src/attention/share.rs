@@ -7,6 +7,7 @@
 //! not matter how it came about.
 
 use crate::kv::BLOCK_TOKENS;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A run of one sequence's queries that does not fill a unit.
@@ -85,22 +86,27 @@ fn divide(runs: &[Loose], tables: &[u32], limit: usize, offset: usize, groups: &
     let shared: Vec<usize> = (0..runs.len())
         .map(|i| in_common(runs[i.saturating_sub(1)].ids(tables), runs[i].ids(tables)))
         .collect();
-    // For each number of leading runs, the most that can be saved, and where its last group starts
-    // and what that has in common.
-    let mut best = vec![(0usize, 0usize, 0usize)];
+    // For each number of leading runs, the best that can be had, and where its last group starts
+    // and what that has in common. Among those that save the same, the most even one is best: its
+    // sum of squares is the least.
+    let square = |n: usize| n * n;
+    let mut best = vec![((0usize, Reverse(0usize)), 0usize, 0usize)];
     for end in 1..=runs.len() {
         let last = &runs[end - 1];
-        let mut choice = (best[end - 1].0, end - 1, 0);
         let (mut queries, mut common) = (last.queries.len(), usize::MAX);
+        let (saved, Reverse(squares)) = best[end - 1].0;
+        let mut choice = ((saved, Reverse(squares + square(queries))), end - 1, 0);
         for start in (0..end - 1).rev() {
             queries += runs[start].queries.len();
             common = common.min(shared[start + 1]);
             if queries > limit || common < LEAST_COMMON {
                 break;
             }
-            let saved = best[start].0 + (end - start - 1) * common;
-            if saved > choice.0 {
-                choice = (saved, start, common);
+            let (saved, Reverse(squares)) = best[start].0;
+            let saved = saved + (end - start - 1) * common;
+            let value = (saved, Reverse(squares + square(queries)));
+            if value > choice.0 {
+                choice = (value, start, common);
             }
         }
         best.push(choice);
@@ -248,6 +254,14 @@ mod tests {
             let groups = group(&mut loose, &tables, limit);
             assert_eq!(saved(&groups), most_saved(&list, limit), "{list:?}, limit {limit}");
         }
+    }
+
+    #[test]
+    fn groups_are_even() {
+        let list: Vec<_> = (0..64).map(|i| (1, vec![0, 1, 2, 1000 + i])).collect();
+        let (mut loose, tables) = runs(&list);
+        let sizes = |groups: Vec<Group>| groups.iter().map(|g| g.runs.len()).collect::<Vec<_>>();
+        assert_eq!(sizes(group(&mut loose, &tables, 20)), [16; 4]);
     }
 
     #[test]

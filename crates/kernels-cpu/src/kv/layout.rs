@@ -155,6 +155,12 @@ impl LayerLayout {
         Some((layer, end))
     }
 
+    /// Bytes of a head's keys and their scales, which come before its values.
+    #[inline(always)]
+    pub(crate) fn key_bytes(&self) -> usize {
+        self.v_at
+    }
+
     /// The parts of a head that starts at `at`.
     #[inline(always)]
     pub(super) fn head_ptr(&self, at: *mut u8) -> HeadPtr {
