@@ -301,20 +301,22 @@ fn belady_is_the_best_there_is() {
 /// rest and lets go.
 fn chain_hits(mut cache: KvCache, requests: &[Vec<u32>]) -> usize {
     let ns = Namespace::new(&NamespaceKey::default());
-    let (tenant, mut hits) = (TenantId(0), 0);
-    for tokens in requests {
-        let mut table = Vec::new();
-        let found = cache.lookup(&ns, tenant, tokens, tokens.len(), &mut table);
-        hits += found.tokens;
-        let mut chain = found.chain;
-        for token in &tokens[found.tokens..] {
-            let block = cache.allocate(tenant).expect("the cache holds the longest chain");
-            table.push(cache.register(&mut chain, std::slice::from_ref(token), block));
-        }
-        cache.release_table(&mut table, 0);
-    }
+    let hits = requests.iter().map(|tokens| chain_pass(&mut cache, &ns, tokens)).sum();
     cache.check().unwrap();
     hits
+}
+
+/// One request of blocks of one token. Returns how many were found.
+fn chain_pass(cache: &mut KvCache, ns: &Namespace, tokens: &[u32]) -> usize {
+    let (tenant, mut table) = (TenantId(0), Vec::new());
+    let found = cache.lookup(ns, tenant, tokens, tokens.len(), &mut table);
+    let mut chain = found.chain;
+    for token in &tokens[found.tokens..] {
+        let block = cache.allocate(tenant).expect("the cache holds the longest chain");
+        table.push(cache.register(&mut chain, std::slice::from_ref(token), block));
+    }
+    cache.release_table(&mut table, 0);
+    found.tokens
 }
 
 /// The most blocks that can be found when a request's whole chain must be in memory at its end, by
@@ -400,4 +402,98 @@ fn belady_never_loses_over_chains() {
             }
         }
     }
+}
+
+/// A cache of chains without an index: prefixes in a map, ranks computed when asked for.
+#[derive(Default)]
+struct Chains {
+    /// prefix: (arrival, idle since, uses, value).
+    nodes: BTreeMap<Vec<u32>, (u64, u64, u64, u64)>,
+    arrived: u64,
+    time: u64,
+    age: u64,
+}
+
+impl Chains {
+    /// How many blocks of the request were found, and what was evicted for it, in order.
+    fn request(
+        &mut self,
+        kind: EvictionKind,
+        capacity: usize,
+        tokens: &[u32],
+    ) -> (usize, Vec<Vec<u32>>) {
+        let found = (1..=tokens.len()).take_while(|&n| self.nodes.contains_key(&tokens[..n]));
+        let found = found.last().unwrap_or(0);
+        for n in 1..=found {
+            let node = self.nodes.get_mut(&tokens[..n]).unwrap();
+            node.2 += 1;
+            node.3 = self.age + node.2 * (4096 + n as u64);
+        }
+        let mut evicted = Vec::new();
+        for n in found + 1..=tokens.len() {
+            if self.nodes.len() == capacity {
+                let leaf = |key: &Vec<u32>| {
+                    !self.nodes.keys().any(|k| k.len() > key.len() && k.starts_with(key))
+                };
+                let candidates =
+                    self.nodes.iter().filter(|(k, _)| !tokens[..n - 1].starts_with(k) && leaf(k));
+                let (victim, node) = candidates
+                    .min_by_key(|(_, v)| match kind {
+                        EvictionKind::Fifo => (v.0, 0),
+                        EvictionKind::Lru => (v.1, 0),
+                        EvictionKind::Lfu => (v.2, v.1),
+                        _ => (v.3, v.1),
+                    })
+                    .map(|(k, v)| (k.clone(), *v))
+                    .unwrap();
+                self.age = self.age.max(node.3);
+                self.nodes.remove(&victim);
+                evicted.push(victim);
+            }
+            self.arrived += 1;
+            let value = self.age + 4096 + n as u64;
+            self.nodes.insert(tokens[..n].to_vec(), (self.arrived, 0, 1, value));
+        }
+        for n in (1..=tokens.len()).rev() {
+            self.time += 1;
+            self.nodes.get_mut(&tokens[..n]).unwrap().1 = self.time;
+        }
+        (found, evicted)
+    }
+}
+
+/// The cache evicts leaf for leaf what the plain model evicts.
+#[test]
+fn chains_follow_the_textbook() {
+    let ns = Namespace::new(&NamespaceKey::default());
+    let kinds = [EvictionKind::Lru, EvictionKind::Lfu, EvictionKind::Fifo, EvictionKind::Gdsf];
+    let mut evictions = 0;
+    for seed in seeds() {
+        println!("chains_follow_the_textbook: DUNLIN_SEED={seed}");
+        for kind in kinds {
+            let mut stream = SeedTree::root(seed).child("chains").stream();
+            let capacity = 6 + stream.next_below(30) as usize;
+            let mut cache = KvCache::new(chain_config(capacity, kind));
+            let mut model = Chains::default();
+            for at in 0..150 {
+                let length = 1 + stream.next_below(6);
+                let tokens: Vec<u32> = (0..length).map(|_| stream.next_below(3) as u32).collect();
+                let (found, evicted) = model.request(kind, capacity, &tokens);
+                let before = cache.stats();
+                let hits = chain_pass(&mut cache, &ns, &tokens);
+                assert_eq!(hits, found, "{kind}, request {at} of seed {seed}");
+                let count = cache.stats().evictions - before.evictions;
+                assert_eq!(count, evicted.len() as u64, "{kind}, request {at} of seed {seed}");
+                for prefix in &evicted {
+                    let there = model.nodes.contains_key(prefix);
+                    assert_eq!(cache.peek(&ns, prefix, prefix.len()) == prefix.len(), there);
+                }
+                for prefix in model.nodes.keys() {
+                    assert_eq!(cache.peek(&ns, prefix, prefix.len()), prefix.len());
+                }
+                evictions += count;
+            }
+        }
+    }
+    assert!(evictions > 1000);
 }
