@@ -160,7 +160,8 @@ pub struct StepPlan {
     pub step: StepId,
     /// What it is for.
     pub kind: StepKind,
-    /// The parts; each sequence at most once. Those with one token come first.
+    /// The parts; each sequence at most once. Sequences that decode come first, then chunks of
+    /// prompts.
     pub entries: Vec<Entry>,
     /// The sequences that get tokens, entry by entry (see [`Entry::samples`]).
     pub samples: Vec<SeqId>,

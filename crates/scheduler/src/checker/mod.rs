@@ -174,14 +174,14 @@ impl PlanChecker {
         for m in &fx.moves {
             self.memory.begin(*m, first_in_flight)?;
         }
-        if let Some(plan) = &fx.plan {
-            self.plan(plan).map_err(|problem| format!("step {}: {problem}", plan.step.0))?;
-        }
         for finished in &fx.finished {
             self.finished(finished)
                 .map_err(|problem| format!("{}: {problem}", finished.request))?;
         }
         ensure!(self.due.is_empty(), "over, and not finished: {:?}", self.due);
+        if let Some(plan) = &fx.plan {
+            self.plan(plan).map_err(|problem| format!("step {}: {problem}", plan.step.0))?;
+        }
         ensure!(
             self.requests.is_empty()
                 || !self.steps.is_empty()

@@ -41,15 +41,11 @@ impl PlanChecker {
             Step { id: plan.step.0, entries: Vec::new(), samples: Vec::new() };
         let mut samples = plan.samples.as_slice();
         let mut draft = plan.draft.as_slice();
-        for (index, entry) in plan.entries.iter().enumerate() {
+        for entry in &plan.entries {
             let of = |problem| format!("sequence {}: {problem}", entry.seq.0);
             ensure!(
                 samples.len() >= entry.samples as usize && draft.len() >= entry.draft as usize,
                 "samples or draft nodes are missing"
-            );
-            ensure!(
-                index == 0 || entry.tokens > 1 || plan.entries[index - 1].tokens == 1,
-                "an entry of one token comes after a longer one"
             );
             let (own, rest) = samples.split_at(entry.samples as usize);
             samples = rest;

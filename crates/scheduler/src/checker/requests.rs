@@ -87,6 +87,12 @@ impl PlanChecker {
             _ => None,
         });
         match (expected, answer) {
+            // Room in memory and in the queue is not known here.
+            (_, Some(Rejection::QueueFull { waiting })) => {
+                ensure!(waiting >= self.config.max_waiting, "{} met no full queue", s.request);
+                answers.rejected.pop_front();
+                return Ok(());
+            }
             (Some(expected), given) => {
                 ensure!(
                     given.as_ref() == Some(&expected),
@@ -96,14 +102,8 @@ impl PlanChecker {
                 answers.rejected.pop_front();
                 return Ok(());
             }
-            // Room in memory and in the queue is not known here.
             (None, Some(Rejection::TooLarge { needed, available, .. })) => {
                 ensure!(needed > available, "{} is rejected as too large, and fits", s.request);
-                answers.rejected.pop_front();
-                return Ok(());
-            }
-            (None, Some(Rejection::QueueFull { waiting })) => {
-                ensure!(waiting == self.config.max_waiting, "{} met no full queue", s.request);
                 answers.rejected.pop_front();
                 return Ok(());
             }
@@ -263,10 +263,8 @@ impl PlanChecker {
         }
         let id = finished.request;
         let r = self.request(id)?;
-        let nothing_to_do = r.max_tokens == 0
-            && u64::from(r.prompt_end()) == finished.bill.cached_tokens
-            && !r.is_over();
-        if nothing_to_do {
+        // Where no tokens are wanted, the cache may turn out to have all of the prompt.
+        if r.max_tokens == 0 && r.in_flight == 0 && !r.is_over() {
             let end = r.length_end();
             self.end(id, 0, &end)?;
             self.settle(id)?;

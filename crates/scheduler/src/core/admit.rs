@@ -37,7 +37,7 @@ impl Core {
             if self.seqs_under_way() + self.more_choices(slot) >= most {
                 break;
             }
-            if self.seqs[slot].rank.idle && (self.seqs_under_way() > self.idle_running as usize) {
+            if self.seqs[slot].rank.idle && self.others_than_idle() {
                 break;
             }
             if self.is_blocked(slot) {
@@ -52,6 +52,13 @@ impl Core {
             }
         }
         self.scratch = candidates;
+    }
+
+    /// Whether any sequence that is not idle waits, runs or is being loaded.
+    pub(super) fn others_than_idle(&self) -> bool {
+        self.waiting.first().is_some_and(|w| !w.0.idle)
+            || self.running.first().is_some_and(|&s| !self.seqs[s].rank.idle)
+            || self.loading.iter().any(|&s| !self.seqs[s].rank.idle)
     }
 
     /// Sequences that run or are being loaded, and the choices that some will part into.
@@ -323,6 +330,12 @@ impl Core {
         if fresh {
             let table = seq.table.iter();
             fx.ops.extend(table.map(|&block| SeqOp::Block { seq: SeqId(slot), block }));
+        }
+        if seq.planned == seq.total() && !seq.generates() {
+            // All that it wanted was there.
+            let end = self.length_end(slot);
+            self.end_choice(now, slot, end, fx);
+            return;
         }
         let rank = seq.rank;
         let at = self.running.partition_point(|&s| self.seqs[s].rank < rank);

@@ -174,7 +174,7 @@ impl Core {
         }
     }
 
-    fn length_end(&self, slot: u32) -> End {
+    pub(super) fn length_end(&self, slot: u32) -> End {
         if self.requests[self.seqs[slot].request].clipped { End::Clipped } else { End::Length }
     }
 
@@ -202,8 +202,15 @@ impl Core {
             let from = (index * bt) as usize;
             let tokens = &seq.tokens[from..from + bt as usize];
             let own = seq.table[index as usize];
+            // A block that the next step names already stays, even where there is an equal one.
+            let stays = seq.planned > seq.computed;
+            if stays {
+                self.kv.share(own);
+            }
             let block = self.kv.register(&mut seq.chain, tokens, own);
-            if block != own {
+            if stays {
+                self.kv.release(block);
+            } else if block != own {
                 seq.table[index as usize] = block;
                 fx.ops.push(SeqOp::Replace { seq: SeqId(slot), index, block });
             }

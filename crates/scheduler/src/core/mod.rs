@@ -52,6 +52,8 @@ pub struct Core {
     running_stale: bool,
     /// Running ones of class idle.
     idle_running: u32,
+    /// Idle ones that still run are not planned: there is something else to do.
+    idle_waits: bool,
     /// Those that wait for moves.
     loading: Vec<u32>,
     /// Which sequence waits for which move.
@@ -118,6 +120,7 @@ impl Core {
             running: Vec::new(),
             running_stale: false,
             idle_running: 0,
+            idle_waits: false,
             loading: Vec::new(),
             moves: BTreeMap::new(),
             sessions: BTreeMap::new(),

@@ -58,6 +58,9 @@ impl Core {
             let slot = self.running[i];
             i += 1;
             let seq = &mut self.seqs[slot];
+            if self.idle_waits && seq.rank.idle {
+                break;
+            }
             let total = seq.tokens.len() as u32 + seq.unknown;
             if seq.planned + 1 != total || seq.drafting || (seq.unknown > 0 && total >= seq.limit) {
                 continue;
@@ -103,6 +106,9 @@ impl Core {
             if draft > 0 {
                 seq.drafting = true;
                 plan.draft.extend(seq.draft.drain(..).take(draft as usize));
+            } else {
+                // One that did not fit is of no use behind the token that comes now.
+                seq.draft.clear();
             }
             if parted > 0 {
                 let request = seq.request;
@@ -207,6 +213,9 @@ impl Core {
             let seq = &self.seqs[slot];
             let total = seq.total();
             let pending = total - seq.planned;
+            if self.idle_waits && seq.rank.idle {
+                break;
+            }
             if pending == 0
                 || seq.last_step == step
                 || seq.drafting
@@ -268,6 +277,10 @@ impl Core {
             && used > 0
             && self.kv.is_shared(block)
         {
+            if seq.in_flight > 0 {
+                // A step in flight names the block; it stays until that is done.
+                return false;
+            }
             let tenant = seq.tenant;
             let own = loop {
                 match self.kv.allocate(tenant) {

@@ -80,9 +80,7 @@ impl Core {
     /// A sequence that does not run loses its KV, and keeps its tokens.
     fn give_up_kv(&mut self, slot: u32, fx: Fx<'_>) {
         self.swap_out(slot);
-        let seq = &mut self.seqs[slot];
-        seq.lost = seq.lost.max(seq.computed);
-        let tokens = seq.tokens.len() as u32;
+        let tokens = self.seqs[slot].tokens.len() as u32;
         self.drop_kv(slot);
         fx.ops.push(SeqOp::Truncate { seq: SeqId(slot), tokens, blocks: 0 });
         self.blocked = None;
@@ -92,6 +90,8 @@ impl Core {
     /// queue.
     pub(super) fn preempt(&mut self, now: Time, place: usize, fx: Fx<'_>) {
         let slot = self.running.remove(place);
+        let seq = &mut self.seqs[slot];
+        seq.lost = seq.lost.max(seq.computed);
         self.give_up_kv(slot, fx);
         let seq = &mut self.seqs[slot];
         seq.stage = Stage::Waiting;
@@ -125,14 +125,12 @@ impl Core {
 
     /// Idle sequences go back to the queue as soon as there is anything else to do.
     pub(super) fn put_back_idle(&mut self, now: Time, fx: Fx<'_>) {
-        if self.idle_running == 0 {
+        self.idle_waits = false;
+        if self.idle_running == 0 || !self.others_than_idle() {
             return;
         }
-        let others_wait = self.waiting.first().is_some_and(|w| !w.0.idle);
-        let others_run = self.running.first().is_some_and(|&s| !self.seqs[s].rank.idle);
-        if !(others_wait || others_run || !self.loading.is_empty()) {
-            return;
-        }
+        // Those in a step in flight are put back when it is done.
+        self.idle_waits = true;
         for place in (0..self.running.len()).rev() {
             let seq = &self.seqs[self.running[place]];
             if !seq.rank.idle {

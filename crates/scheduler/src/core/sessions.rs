@@ -73,11 +73,7 @@ impl Core {
         let copy = self.fork_seq(seq, tokens, None, 0, fx);
         self.seqs[copy].stage = Stage::Resting;
         self.seqs[copy].request = NONE;
-        // What a step in flight is computing may not come to be.
-        let computed = self.seqs[copy].computed;
-        if self.seqs[copy].planned > computed {
-            self.truncate_seq(copy, tokens, computed, fx);
-        }
+        self.keep_computed(copy, fx);
         self.uses += 1;
         let used = self.uses;
         self.sessions
@@ -173,6 +169,16 @@ impl Core {
         let session = self.sessions.get_mut(&usage.session).expect("a busy session stays");
         session.busy = false;
         session.used = self.uses;
+    }
+
+    /// Lets go of the KV that a copy has from steps in flight of the one copied: it may not come to
+    /// be.
+    pub(super) fn keep_computed(&mut self, copy: u32, fx: Fx<'_>) {
+        let seq = &self.seqs[copy];
+        let (tokens, computed) = (seq.tokens.len() as u32, seq.computed);
+        if seq.planned > computed {
+            self.truncate_seq(copy, tokens, computed, fx);
+        }
     }
 
     /// Shortens a sequence that no step in flight has a part of.

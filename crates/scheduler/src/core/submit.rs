@@ -138,7 +138,9 @@ impl Core {
                     let from = session.seq;
                     // What a request that extends the session adds to it is not the session's yet.
                     let tokens = self.resting_tokens(from);
-                    return self.fork_seq(from, tokens, request, 0, fx);
+                    let copy = self.fork_seq(from, tokens, request, 0, fx);
+                    self.keep_computed(copy, fx);
+                    return copy;
                 }
                 (None, Keep::All | Keep::Prompt) => {
                     let seq = self.start_seq(request, fx);
@@ -278,7 +280,8 @@ impl Core {
         r.add(&mut self.seqs[slot].tally);
         let choice = self.seqs[slot].choice as usize;
         r.ends[choice] = Some(end.clone());
-        if self.seqs[slot].parts {
+        if r.seqs.len() == 1 {
+            // The choices have not parted, and will not.
             r.ends.fill(Some(end));
         }
         if self.seqs[slot].in_flight == 0 {
@@ -290,7 +293,6 @@ impl Core {
     /// to its session.
     pub(super) fn let_go(&mut self, now: Time, slot: u32, fx: Fx<'_>) {
         let (request, choice) = (self.seqs[slot].request, self.seqs[slot].choice);
-        let parts = self.seqs[slot].parts;
         let r = &mut self.requests[request];
         let end = r.ends[choice as usize].clone().expect("it has ended");
         let returns = choice == 0 && r.session.is_some_and(|u| u.keep != Keep::Nothing);
@@ -301,7 +303,7 @@ impl Core {
         }
         let r = &mut self.requests[request];
         r.seqs[choice as usize] = NONE;
-        r.live -= if parts { r.live } else { 1 };
+        r.live -= if r.seqs.len() == 1 { r.live } else { 1 };
         if r.live == 0 {
             self.close_request(now, request, fx);
         }
