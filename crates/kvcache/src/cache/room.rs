@@ -1,7 +1,8 @@
 //! How much a tenant may have, for whoever decides whether to take something on.
 
 use super::KvCache;
-use crate::TenantId;
+use crate::index::NONE;
+use crate::{BlockId, TenantId};
 
 impl KvCache {
     /// The most blocks that a tenant can ever hold: all of them, or its budget.
@@ -19,6 +20,12 @@ impl KvCache {
     /// Whether a tenant's budget, and not the memory, is what keeps it from having another block.
     pub fn at_budget(&self, tenant: TenantId) -> bool {
         self.budget(tenant).is_some_and(|b| self.fixed(tenant) >= b)
+    }
+
+    /// Whoever a block is charged to; nobody while it is free.
+    pub fn charged_to(&self, block: BlockId) -> Option<TenantId> {
+        let slot = self.blocks[block as usize].tenant;
+        (slot != NONE).then(|| self.tenants.get(slot).id)
     }
 
     /// Moves that are not done.
