@@ -211,3 +211,42 @@ fn clearing_leaves_what_is_referenced() {
     assert_eq!((cache.free_blocks(), cache.peek(&ns, &[1, 1, 2, 2], 4)), (3, 2));
     cache.check().unwrap();
 }
+
+#[test]
+fn a_load_keeps_what_is_above_it() {
+    let (mut cache, ns) = (KvCache::new(config(2, 4)), namespace(0));
+    pass(&mut cache, &ns, &[1, 1, 2, 2]);
+    let mut table = Vec::new();
+    assert!(!cache.allocate_n(TENANT, 2, &mut table));
+    let started = moves(&mut cache);
+    cache.move_done(started[0].id, true);
+    // The end is on disk, the start still on its way there, and nobody refers to either.
+    assert_eq!((cache.free_blocks(), cache.leaving_blocks()), (1, 1));
+    let (tokens, mut loads) = ([1, 1, 2, 2], Vec::new());
+    let chain = cache.begin_load(&ns, TENANT, &tokens, 2, 1, &mut table, &mut loads).unwrap();
+    assert_eq!((cache.leaving_blocks(), loads.len()), (0, 1));
+    cache.check().unwrap();
+    cache.move_done(started[1].id, true);
+    cache.move_done(loads[0].id, true);
+    assert_eq!(cache.chain_at(&ns, &tokens), (chain, 4));
+    cache.release_table(&mut table, 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_cursor_whose_chain_is_gone_registers_nothing() {
+    let (mut cache, ns) = (KvCache::new(config(2, 0)), namespace(0));
+    pass(&mut cache, &ns, &[1, 1]);
+    let (mut chain, found) = cache.chain_at(&ns, &[1, 1]);
+    assert_eq!(found, 2);
+    cache.clear_cached();
+    // The node's id is in use again, for another chain.
+    pass(&mut cache, &ns, &[7, 7]);
+    let block = cache.allocate(TENANT).unwrap();
+    assert_eq!(cache.register(&mut chain, &[2, 2], block), block);
+    assert!(!cache.is_shared(block), "it is private");
+    assert_eq!(cache.peek(&ns, &[7, 7, 2, 2], 4), 2);
+    cache.release(block);
+    assert_eq!(cache.free_blocks(), 1);
+    cache.check().unwrap();
+}
