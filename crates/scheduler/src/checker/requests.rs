@@ -21,6 +21,8 @@ pub(super) struct Request {
     submitted: Time,
     expires: Option<Time>,
     session: Option<SessionUse>,
+    /// Whether its session may be used by another, where it was extending it.
+    session_free: bool,
     context: u32,
     prompt: std::sync::Arc<[u32]>,
     /// The link of the prompt's last token.
@@ -133,6 +135,7 @@ impl PlanChecker {
             submitted: self.now,
             expires: s.expires,
             session: s.session,
+            session_free: false,
             context: context.len() as u32,
             prompt: s.prompt.clone(),
             prompt_link: fold(fold(root, context), &s.prompt),
@@ -234,25 +237,34 @@ impl PlanChecker {
         Ok(())
     }
 
-    /// A request that is over and in no step in flight finishes in this call. Its session is free.
+    /// A request that is over and in no step in flight finishes in this call. Its session is free
+    /// when that holds for the first choice.
     pub(super) fn settle(&mut self, id: RequestId) -> Check {
+        self.free_session(id)?;
         let r = self.request(id)?;
         if !r.is_over() || r.in_flight > 0 || self.due.contains(&id) {
             return Ok(());
         }
         self.due.insert(id);
-        // It may be followed by another of its name in this very call.
+        Ok(())
+    }
+
+    fn free_session(&mut self, id: RequestId) -> Check {
         let r = &self.requests[&id];
-        if let Some(usage) = r.session.filter(|u| u.keep != Keep::Nothing) {
-            let session = self.sessions.get_mut(&usage.session).ok_or("its session is gone")?;
-            session.busy = false;
-            if matches!(r.ends[0], Some(End::Stop | End::Length | End::Clipped)) {
-                session.tokens.extend_from_slice(&r.prompt);
-                if usage.keep == Keep::All {
-                    session.tokens.extend_from_slice(&r.answer);
-                }
+        let Some(usage) = r.session.filter(|u| u.keep != Keep::Nothing) else { return Ok(()) };
+        let first = r.seqs[0].and_then(|seq| self.seqs[seq.0 as usize].as_ref());
+        if r.session_free || r.ends[0].is_none() || first.is_some_and(|s| s.in_flight > 0) {
+            return Ok(());
+        }
+        let session = self.sessions.get_mut(&usage.session).ok_or("its session is gone")?;
+        session.busy = false;
+        if matches!(r.ends[0], Some(End::Stop | End::Length | End::Clipped)) {
+            session.tokens.extend_from_slice(&r.prompt);
+            if usage.keep == Keep::All {
+                session.tokens.extend_from_slice(&r.answer);
             }
         }
+        self.request(id)?.session_free = true;
         Ok(())
     }
 

@@ -199,8 +199,9 @@ impl Core {
                 || !self.in_flight.is_empty()
                 || self.kv.moves_in_flight() > 0
                 || self.next_deadline().is_some(),
-            "{} requests, and nothing that moves them on",
-            self.by_id.len()
+            "{} requests, and nothing that moves them on: {:?}",
+            self.by_id.len(),
+            self.load()
         );
     }
 

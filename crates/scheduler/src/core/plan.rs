@@ -25,6 +25,8 @@ impl Core {
         let mut shape = StepShape::default();
         self.plan_decodes(now, &mut plan, &mut shape, fx);
         self.admit(now, fx);
+        // What was in the way of idle ones may have ended as soon as it was taken on.
+        self.idle_waits = self.idle_waits && self.others_than_idle();
         let room = self.prompt_room(&plan, shape);
         self.plan_prompts(now, &mut plan, &mut shape, room, fx);
         if plan.entries.is_empty() {

@@ -2,6 +2,7 @@
 //! then running sequences, the last in order first. Positions that are lost are computed again, or
 //! come back from the disk tier where that is cheaper; either gives the same bits.
 
+use dunlin_kvcache::TenantId;
 use dunlin_units::{SeqId, Time};
 
 use super::{
@@ -25,13 +26,21 @@ impl Core {
         if self.shed(own_only.then_some(tenant), fx) {
             return true;
         }
-        let victim = (place + 1..self.running.len()).rev().find(|&i| {
+        let may_go = |&i: &usize| {
             let seq = &self.seqs[self.running[i]];
             seq.stage == Stage::Running
                 && seq.in_flight == 0
                 && !seq.table.is_empty()
                 && (!own_only || seq.tenant == tenant)
-        });
+        };
+        // Whoever shares all of its blocks frees none, unless those it shares them with go as well.
+        let frees = |&i: &usize| {
+            let table = &self.seqs[self.running[i]].table;
+            table.iter().any(|&block| self.kv.reference_count(block) == 1)
+        };
+        let behind = || (place + 1..self.running.len()).rev().filter(may_go);
+        let alone = self.seqs[needy].in_flight == 0;
+        let victim = behind().find(frees).or_else(|| behind().next().filter(|_| alone));
         match victim {
             Some(i) => {
                 self.preempt(now, i, fx);
@@ -54,12 +63,12 @@ impl Core {
     }
 
     /// Lets a session at rest, the one used longest ago, or else the last in the queue that holds
-    /// KV, give it up. Full blocks stay cached as long as nobody needs them.
-    pub(super) fn shed(&mut self, tenant: Option<dunlin_kvcache::TenantId>, fx: Fx<'_>) -> bool {
+    /// KV (of what is charged to `tenant`), give it up. Full blocks stay cached as long as nobody needs them.
+    pub(super) fn shed(&mut self, tenant: Option<TenantId>, fx: Fx<'_>) -> bool {
         let resting = self
             .sessions
             .values()
-            .filter(|s| !s.busy && tenant.is_none_or(|t| t == s.tenant))
+            .filter(|s| !s.busy && tenant.is_none_or(|t| self.holds_of(s.seq, t)))
             .filter(|s| {
                 let seq = &self.seqs[s.seq];
                 seq.stage == Stage::Resting && !seq.table.is_empty()
@@ -69,12 +78,17 @@ impl Core {
         let slot = resting.or_else(|| {
             let mut queue = self.waiting.iter().rev().map(|w| w.1);
             queue.find(|&s| {
-                !self.seqs[s].table.is_empty() && tenant.is_none_or(|t| t == self.seqs[s].tenant)
+                !self.seqs[s].table.is_empty() && tenant.is_none_or(|t| self.holds_of(s, t))
             })
         });
         let Some(slot) = slot else { return false };
         self.give_up_kv(slot, fx);
         true
+    }
+
+    /// Whether a sequence holds blocks that are charged to a tenant; they may be another's.
+    fn holds_of(&self, slot: u32, tenant: TenantId) -> bool {
+        self.seqs[slot].table.iter().any(|&block| self.kv.charged_to(block) == Some(tenant))
     }
 
     /// A sequence that does not run loses its KV, and keeps its tokens.

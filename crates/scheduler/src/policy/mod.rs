@@ -104,7 +104,7 @@ impl FromStr for PolicyKind {
 }
 
 /// Orders requests.
-pub(crate) trait Policy: fmt::Debug {
+pub(crate) trait Policy: fmt::Debug + Send {
     /// Nanoseconds by which a request goes later than its arrival says. What exceeds
     /// [`MAX_SLACK_NS`] is cut off.
     fn slack_ns(&mut self, now: Time, request: &Submission) -> u64;
