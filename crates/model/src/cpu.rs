@@ -11,7 +11,7 @@ use dunlin_tensor::{Backend, BackendError, SequenceInput};
 use std::path::Path;
 
 /// A step holds as many tokens as keep its activations below this many bytes.
-const STEP_BYTES: usize = 20 << 20;
+const STEP_BYTES: usize = 16 << 20;
 /// The most new tokens of a step, however narrow the model.
 const STEP_TOKENS: usize = 512;
 
