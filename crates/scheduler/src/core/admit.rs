@@ -250,7 +250,8 @@ impl Core {
         shed
     }
 
-    /// Preempts the last of those that run if its class is lower than the sequence's.
+    /// Preempts the last of those that run and are of a lower class than the sequence. One that was
+    /// taken on just now stays: the policy put it first, and would again.
     fn preempt_lower(&mut self, now: Time, slot: u32, fx: Fx<'_>) -> bool {
         let class = self.requests[self.seqs[slot].request].class;
         let rank = self.seqs[slot].rank;
@@ -258,6 +259,7 @@ impl Core {
             let seq = &self.seqs[self.running[i]];
             seq.stage == Stage::Running
                 && seq.in_flight == 0
+                && seq.last_step != 0
                 && seq.rank > rank
                 && self.requests[seq.request].class < class
         });

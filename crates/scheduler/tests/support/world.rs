@@ -158,7 +158,7 @@ impl World {
             };
             self.pass_until(next);
         }
-        panic!("it does not end: {:?}", self.checked.core.load());
+        panic!("it does not end: {:#?}", self.checked.core);
     }
 
     /// Runs until nothing is left to do, ends the sessions, and looks for anything that is left.
