@@ -17,7 +17,8 @@ pub const LAYERS: [(u8, &[&str]); 6] = [
 
 /// Outside crates that the decision tower (layer 1) may use: none of them has threads, a clock,
 /// input or output, or randomness of its own.
-const DECISION_TOWER_MAY_USE: [&str; 4] = ["thiserror", "serde", "serde_json", "xxhash-rust"];
+const DECISION_TOWER_MAY_USE: [&str; 5] =
+    ["thiserror", "serde", "serde_json", "xxhash-rust", "libm"];
 
 /// What a dependency is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
