@@ -271,6 +271,8 @@ impl Core {
                 self.loading.retain(|&s| s != slot);
                 // Its moves end on their own; nobody waits for them any more.
                 self.moves.retain(|_, s| *s != slot);
+                // The executor has not heard of its blocks.
+                self.drop_kv(slot);
             }
             Stage::Free | Stage::Resting | Stage::Ending => unreachable!("it has ended before"),
         }
