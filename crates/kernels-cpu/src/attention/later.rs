@@ -7,6 +7,13 @@ use super::segment::Runs;
 use crate::kv::BLOCK_TOKENS;
 use crate::simd::Simd;
 
+/// Blocks of a part that are asked for: those of a short tail. In a long one, kernels ask for each
+/// block while they work on the one before.
+const BLOCKS_AHEAD: usize = 4;
+/// The most lines that are asked for with each row of a common block, about what memory can bring
+/// in that time.
+const LINES_EACH: usize = 8;
+
 /// What parts read on their own above the common blocks, as cache lines to be asked for while the
 /// last of the common blocks are computed: those are in cache already, these would be waited for.
 pub(super) struct Later<'a> {
@@ -48,7 +55,8 @@ impl<'a> Later<'a> {
             let parts = 0..unit.parts.len();
             let blocks: usize = parts.map(|i| later.end_of(i).saturating_sub(later.block)).sum();
             let rows = unit.queries.len() * work.plan.shape.group();
-            later.each = (blocks * later.lines_of_block()).div_ceil(common * rows);
+            let each = (blocks * later.lines_of_block()).div_ceil(common * rows);
+            later.each = each.min(LINES_EACH);
         }
         later
     }
@@ -58,7 +66,8 @@ impl<'a> Later<'a> {
     fn end_of(&self, part: usize) -> usize {
         let part = &self.work.plan.parts[self.unit.parts.start + part];
         let last = self.work.plan.queries[part.queries.end - 1].position;
-        (last / BLOCK_TOKENS + 1).min(self.end)
+        let far = self.unit.common.end + BLOCKS_AHEAD;
+        (last / BLOCK_TOKENS + 1).min(self.end).min(far)
     }
 
     #[inline(always)]

@@ -152,6 +152,9 @@ const UNIT_ROWS: usize = 48;
 const ITEMS_PER_THREAD: usize = 8;
 /// Units are not cut where the busiest thread has at most this part more to do than the mean.
 const UNEVEN: u64 = 16;
+/// A unit of several sequences may have as many rows as so many others: converting the blocks that
+/// it shares is then an even smaller part.
+const SHARED_UNITS: usize = 2;
 /// Units of several sequences are kept so small that each thread gets as many of them.
 const UNITS_PER_THREAD: usize = 2;
 /// Partial results are kept below this many floats (16 MiB) whatever the number of threads.
@@ -285,7 +288,7 @@ impl Plan {
         // Enough units for all threads come first.
         let queries: usize = loose.iter().map(|run| run.queries.len()).sum();
         let fair = (queries * self.shape.n_kv_heads).div_ceil(threads * UNITS_PER_THREAD);
-        let limit = unit_queries(self.shape.group()).min(fair);
+        let limit = (SHARED_UNITS * unit_queries(self.shape.group())).min(fair);
         let mut parts = Vec::new();
         for group in group(loose, &self.tables, limit) {
             let runs = &loose[group.runs];
