@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use dunlin_executor::generate::CancelFlag;
+use dunlin_engine::CancelFlag;
 
 use crate::outcome::INTERRUPTED;
 

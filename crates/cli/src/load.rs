@@ -3,21 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use dunlin_executor::generate::Generator;
+use dunlin_engine::{Engine, EngineConfig, ModelIdentity};
 use dunlin_model::{LoadOptions, LoadedModel, ModelError};
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::{ChatTemplate, Tokenizer};
 use serde_json::Value;
 
 use crate::{
-    commands::pull, model_args::ModelArgs, note, outcome::unusable, prompt::encode_chat,
-    report::About,
+    commands::pull, engine_args::EngineArgs, model_args::ModelArgs, note, outcome::unusable,
+    prompt::encode_chat, report::About,
 };
 
+/// As large as a block of KV may be.
+const MAX_BLOCK_TOKENS: usize = 16;
+
 /// A model ready to generate.
-pub struct Engine {
-    /// The generation loop over the model's backend.
-    pub generator: Generator<Box<dyn Backend>>,
+pub struct Model {
+    /// Runs requests on the model's backend.
+    pub engine: Engine<Box<dyn Backend>>,
     /// The model's tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template's source, the model's or one that was given.
@@ -30,7 +33,7 @@ pub struct Engine {
     pub about: About,
 }
 
-impl Engine {
+impl Model {
     /// Whether there is a chat template.
     pub fn chats(&self) -> bool {
         self.template.is_some()
@@ -62,38 +65,61 @@ impl Engine {
 ///
 /// # Errors
 /// Models that cannot be had or opened, and settings that cannot be used.
-pub fn engine(
+pub fn model(
     args: &ModelArgs,
+    settings: &EngineArgs,
     parallel: usize,
     template: Option<String>,
     verbose: bool,
-) -> anyhow::Result<Engine> {
+) -> anyhow::Result<Model> {
     let path = model_path(args)?;
-    let model = open(&path, &options(args, parallel)?)?;
-    let context = args.context(model.spec().context_length);
+    let loaded = open(&path, &options(args, parallel)?)?;
+    let context = args.context(loaded.spec().context_length);
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    for text in &model.notes {
+    for text in &loaded.notes {
         note!("dunlin: {text}");
     }
     if verbose {
         note!(
             "{name}: {} threads, {} activations, {} KV, context {context}, loaded in {:.0} ms",
-            model.backend.threads(),
+            loaded.backend.threads(),
             args.activations,
             args.kv_type()?,
-            model.load_ns as f64 / 1e6,
+            loaded.load_ns as f64 / 1e6,
         );
     }
-    let template = template.or_else(|| model.chat_template().map(Into::into));
-    let LoadedModel { backend, tokenizer, load_ns, .. } = model;
+    let template = template.or_else(|| loaded.chat_template().map(Into::into));
+    let LoadedModel { backend, tokenizer, load_ns, .. } = loaded;
+    let config = EngineConfig {
+        model: identity(args, &path, name.clone())?,
+        threads: args.threads()?,
+        policy: settings.policy,
+        eviction: settings.eviction,
+        prefix_cache: !settings.no_prefix_cache,
+        record: settings.record.clone(),
+        ..EngineConfig::new(context)
+    };
     let backend: Box<dyn Backend> = Box::new(backend);
-    Ok(Engine {
-        generator: Generator::new(backend, Some(tokenizer.clone()), context),
+    Ok(Model {
+        engine: Engine::new(backend, Some(tokenizer.clone()), config)?,
         tokenizer,
         template,
         compiled: None,
         name,
         about: About { activations: args.activations, kv_type: args.kv_type()?, load_ns },
+    })
+}
+
+/// What KV of this model depends on.
+///
+/// # Errors
+/// Files that cannot be read, and flags that disagree.
+pub fn identity(args: &ModelArgs, path: &Path, name: String) -> anyhow::Result<ModelIdentity> {
+    Ok(ModelIdentity {
+        name,
+        fingerprint: dunlin_checkpoint::fingerprint(path)?.0,
+        activations: args.activations.to_string(),
+        kv_type: args.kv_type()?.to_string(),
     })
 }
 
@@ -112,6 +138,11 @@ pub fn model_path(args: &ModelArgs) -> anyhow::Result<PathBuf> {
     pull::resolve(args.model.as_deref())
 }
 
+/// KV for so many full contexts, and the blocks that copies on write hold for a moment.
+pub fn kv_tokens(context: usize, parallel: usize) -> usize {
+    context.saturating_add(MAX_BLOCK_TOKENS).saturating_mul(parallel)
+}
+
 fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {
     // Where the model's own context decides, it does so when the file has been read.
     let context = args.context(usize::MAX);
@@ -120,7 +151,7 @@ fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {
         activations: args.activations,
         kv_type: args.kv_type()?,
         context: args.context.filter(|&c| c != 0),
-        kv_tokens: (context != usize::MAX).then(|| context.saturating_mul(parallel)),
+        kv_tokens: (context != usize::MAX).then(|| kv_tokens(context, parallel)),
         sequences: parallel,
         ..LoadOptions::default()
     })

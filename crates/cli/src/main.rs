@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod engine_args;
 mod flags;
 mod interrupt;
 mod load;

@@ -5,7 +5,7 @@
 //! `dunlin eval` measures. Everything else that the engine does (batching, chunking, threads, shared
 //! prefixes) changes no bit in either case.
 
-use dunlin_executor::generate::{Bill, Choice, Completion};
+use dunlin_engine::{Bill, Choice, Completion, PositionLogprobs};
 use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_tokenizer::Tokenizer;
 use serde::Serialize;
@@ -86,19 +86,30 @@ struct BillReport {
     activations: String,
     kv_type: String,
     prompt_tokens: usize,
+    /// Of them, those whose KV was there already: the tokens saved by the cache.
     cached_prompt_tokens: usize,
     output_tokens: usize,
     computed_tokens: usize,
+    /// Of the computed ones, those that preemptions made it compute again.
+    recomputed_tokens: usize,
     steps: usize,
+    preemptions: usize,
     queue_ns: u64,
     prefill_ns: u64,
     decode_ns: u64,
-    /// Its part of the backend's time, by tokens.
+    /// Its part of the steps' time, by tokens.
     compute_share_ns: u64,
     sample_ns: u64,
+    /// The most KV that it held at once.
     kv_bytes: u64,
-    /// Its part, by tokens, of the weight bytes that its steps read.
-    weight_bytes_share: Option<u64>,
+    /// KV brought back from disk for it.
+    loaded_bytes: u64,
+    /// Its part, by tokens, of the bytes that its steps read and wrote: weights and KV.
+    moved_bytes: u64,
+    /// Its part, by tokens, of the energy of its steps.
+    joules: f64,
+    /// Where the joules come from: a measurement, or a model.
+    joules_source: &'static str,
 }
 
 impl Report {
@@ -131,7 +142,7 @@ impl ChoiceReport {
             token_ids: choice.token_ids.clone(),
             logprobs: positions.iter().map(|p| p.chosen.logprob).collect(),
             top_logprobs: top.then(|| {
-                let alternatives = |p: &dunlin_executor::generate::PositionLogprobs| {
+                let alternatives = |p: &PositionLogprobs| {
                     p.top
                         .iter()
                         .map(|t| TopLogprob {
@@ -162,7 +173,7 @@ impl Timings {
             prefill_ms: ms(bill.prefill_ns),
             decode_ms: ms(bill.decode_ns),
             prefill_tokens_per_second: rate(
-                bill.prompt_tokens - bill.cached_tokens,
+                (bill.context_tokens + bill.prompt_tokens).saturating_sub(bill.cached_tokens),
                 bill.prefill_ns,
             ),
             decode_tokens_per_second: rate(
@@ -177,7 +188,7 @@ impl Timings {
         let rate = |r: Option<f64>| r.map_or("-".into(), |r| format!("{r:.1}"));
         format!(
             "prompt {} tokens ({} cached), {} tokens/s; answer {} tokens, {} tokens/s; load {:.0} ms",
-            bill.prompt_tokens,
+            bill.context_tokens + bill.prompt_tokens,
             bill.cached_tokens,
             rate(self.prefill_tokens_per_second),
             bill.output_tokens,
@@ -200,18 +211,23 @@ impl BillReport {
             measured,
             activations: about.activations.to_string(),
             kv_type: about.kv_type.to_string(),
-            prompt_tokens: bill.prompt_tokens,
+            prompt_tokens: bill.context_tokens + bill.prompt_tokens,
             cached_prompt_tokens: bill.cached_tokens,
             output_tokens: bill.output_tokens,
             computed_tokens: bill.computed_tokens,
+            recomputed_tokens: bill.recomputed_tokens,
             steps: bill.steps,
+            preemptions: bill.preemptions,
             queue_ns: bill.queue_ns,
             prefill_ns: bill.prefill_ns,
             decode_ns: bill.decode_ns,
             compute_share_ns: bill.compute_share_ns,
             sample_ns: bill.sample_ns,
             kv_bytes: bill.kv_bytes,
-            weight_bytes_share: bill.weight_bytes_share,
+            loaded_bytes: bill.loaded_bytes,
+            moved_bytes: bill.moved_bytes,
+            joules: bill.energy.joules(),
+            joules_source: bill.energy.source.label(),
         }
     }
 }

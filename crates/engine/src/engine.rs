@@ -164,6 +164,11 @@ impl<B: Backend> Engine<B> {
         self.executor.backend()
     }
 
+    /// Ends the engine, and gives its backend back.
+    pub fn into_backend(self) -> B {
+        self.executor.into_backend()
+    }
+
     /// The core, to look at.
     pub fn core(&self) -> &Core {
         &self.core
@@ -331,6 +336,13 @@ impl<B: Backend> Engine<B> {
         !self.jobs.is_empty()
             || self.step_done.is_some()
             || !(self.events.is_empty() && self.planned.is_empty() && self.notices.is_empty())
+    }
+
+    /// Raises the flag of every request.
+    pub fn cancel_all(&self) {
+        for job in self.jobs.values() {
+            job.cancel.cancel();
+        }
     }
 
     /// One turn of the core, and the forward pass that it plans. Returns whether there is more to

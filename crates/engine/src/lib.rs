@@ -19,6 +19,7 @@ pub mod recorder;
 mod request;
 mod session;
 mod session_file;
+mod thread;
 mod tier;
 
 pub use bill::Bill;
@@ -32,3 +33,6 @@ pub use request::{
 };
 pub use session::SessionFailure;
 pub use session_file::SessionFileError;
+pub use thread::{
+    EngineGone, EngineHandle, EngineThread, RequestEvent, RequestHandle, SubmitError,
+};

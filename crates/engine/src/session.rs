@@ -110,6 +110,29 @@ impl<B: Backend> Engine<B> {
         Ok(self.submit(request)?)
     }
 
+    /// Cuts a session back to the beginning that it shares with a whole prompt, and returns what of
+    /// the prompt is to follow: at least its last token, whose logits are wanted. A session that is
+    /// not there shares nothing.
+    ///
+    /// # Errors
+    /// A request is extending the session.
+    pub fn align_session(
+        &mut self,
+        session: SessionId,
+        prompt: &[u32],
+    ) -> Result<Vec<u32>, SessionFailure> {
+        let common = match self.session_tokens(session) {
+            Ok(held) => held.iter().zip(prompt).take_while(|(a, b)| a == b).count(),
+            Err(SessionFailure::Problem(SessionProblem::Unknown)) => return Ok(prompt.to_vec()),
+            Err(failure) => return Err(failure),
+        };
+        let common = common.min(prompt.len().saturating_sub(1));
+        if self.session_tokens(session)?.len() > common {
+            self.rewind_session(session, common)?;
+        }
+        Ok(prompt[common..].to_vec())
+    }
+
     /// A new session that begins as a copy of another; they share its KV.
     ///
     /// # Errors

@@ -1,29 +1,44 @@
-//! The generation loop over the CPU backend: batching, chunking, shared prompts, kept KV and samples
+//! The engine over the CPU backend: batching, chunking, shared prompts, kept KV and samples
 //! change no bit of a log-probability, whatever the model and the KV type.
 
-use dunlin_executor::{
-    generate::{Choice, Completion, Event, Generator, Request, SessionId},
-    sampler::SamplingParams,
-};
+use dunlin_engine::{Choice, Completion, Engine, EngineConfig, Event, Request};
+use dunlin_executor::sampler::SamplingParams;
 use dunlin_model::{CpuModel, LoadOptions, load};
+use dunlin_scheduler::{Keep, SessionUse};
 use dunlin_spec::KvType;
 use dunlin_testkit::tiny;
-use dunlin_units::SeedTree;
+use dunlin_units::{SeedTree, SessionId};
 
 const SEED: u64 = 0x5A3E;
 const CONTEXT: usize = 200;
+const SESSION: SessionId = SessionId(3);
 
-fn generator(model: &std::path::Path, kv_type: KvType, kv_tokens: usize) -> Generator<CpuModel> {
+/// Usual settings.
+fn usual() -> EngineConfig {
+    EngineConfig::new(CONTEXT)
+}
+
+/// Every prompt is computed from its first token.
+fn forgetful() -> EngineConfig {
+    EngineConfig { prefix_cache: false, ..usual() }
+}
+
+fn engine(
+    model: &std::path::Path,
+    kv_type: KvType,
+    kv_tokens: usize,
+    config: EngineConfig,
+) -> Engine<CpuModel> {
     let options = LoadOptions {
         threads: Some(2),
         kv_type,
         context: Some(CONTEXT),
-        kv_tokens: Some(kv_tokens),
+        kv_tokens: Some(kv_tokens + 64),
         pack_folder: None,
         ..LoadOptions::default()
     };
     let loaded = load(model, &options).unwrap();
-    Generator::new(loaded.backend, Some(loaded.tokenizer), CONTEXT)
+    Engine::new(loaded.backend, Some(loaded.tokenizer), config).unwrap()
 }
 
 fn request(seed: u64, prompt_len: usize, max_tokens: usize) -> Request {
@@ -33,14 +48,14 @@ fn request(seed: u64, prompt_len: usize, max_tokens: usize) -> Request {
     Request { logprobs: Some(2), ..Request::new(prompt, sampling, Some(max_tokens)) }
 }
 
-fn alone(generator: &mut Generator<CpuModel>, request: &Request) -> Completion {
-    generator.complete(request.clone(), |_| {}).unwrap()
+fn alone(engine: &mut Engine<CpuModel>, request: &Request) -> Completion {
+    engine.complete(request.clone(), |_| {}).unwrap()
 }
 
-fn together(generator: &mut Generator<CpuModel>, requests: &[Request]) -> Vec<Completion> {
-    let ids: Vec<_> = requests.iter().map(|r| generator.submit(r.clone()).unwrap()).collect();
+fn together(engine: &mut Engine<CpuModel>, requests: &[Request]) -> Vec<Completion> {
+    let ids: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
     let mut done = Vec::new();
-    generator.run(|event| {
+    engine.run(|event| {
         if let Event::Finished { request, completion } = event {
             done.push((request, completion));
         }
@@ -56,13 +71,13 @@ fn assert_same(a: &[Choice], b: &[Choice], what: &str) {
 }
 
 /// Runs a check for models that differ in what their KV and attention are like.
-fn for_each_model(check: impl Fn(&mut dyn FnMut(usize) -> Generator<CpuModel>, &str)) {
+fn for_each_model(check: impl Fn(&mut dyn FnMut(usize, EngineConfig) -> Engine<CpuModel>, &str)) {
     let folder = tempfile::tempdir().unwrap();
     for name in ["llama-q4_1", "gemma3-q5_0", "qwen3"] {
         let path = tiny::named(name).write_gguf(folder.path());
         for kv_type in [KvType::F32, KvType::F16, KvType::Int8] {
             let label = format!("{name}, {kv_type} KV");
-            check(&mut |kv_tokens| generator(&path, kv_type, kv_tokens), &label);
+            check(&mut |kv_tokens, config| engine(&path, kv_type, kv_tokens, config), &label);
         }
     }
 }
@@ -79,11 +94,11 @@ fn a_batch_of_strangers_gives_what_each_gets_alone() {
                 request
             })
             .collect();
-        let mut single = open(4 * CONTEXT);
+        let mut single = open(4 * CONTEXT, forgetful());
         let alone: Vec<Completion> = requests.iter().map(|r| alone(&mut single, r)).collect();
         // Room for all at once, and room for so few that they wait for each other.
         for kv_tokens in [40 * CONTEXT, 4 * CONTEXT] {
-            let batch = together(&mut open(kv_tokens), &requests);
+            let batch = together(&mut open(kv_tokens, usual()), &requests);
             for (i, (a, b)) in alone.iter().zip(&batch).enumerate() {
                 assert_same(&a.choices, &b.choices, &format!("{label}: request {i}"));
             }
@@ -94,14 +109,14 @@ fn a_batch_of_strangers_gives_what_each_gets_alone() {
 #[test]
 fn each_sample_is_what_it_would_be_without_the_others() {
     for_each_model(|open, label| {
-        let mut generator = open(5 * CONTEXT);
+        let mut engine = open(5 * CONTEXT, forgetful());
         for prompt_len in [1, 15, 16, 17, 33, 64] {
             let mut request = request(7, prompt_len, 20);
             request.choices = 5;
-            let five = alone(&mut generator, &request);
+            let five = alone(&mut engine, &request);
             for fewer in 1..5 {
                 request.choices = fewer;
-                let some = alone(&mut generator, &request);
+                let some = alone(&mut engine, &request);
                 let n = fewer as usize;
                 assert_same(&some.choices, &five.choices[..n], &format!("{label}: {prompt_len}"));
             }
@@ -112,7 +127,7 @@ fn each_sample_is_what_it_would_be_without_the_others() {
 #[test]
 fn kept_kv_is_as_good_as_new() {
     for_each_model(|open, label| {
-        let (mut kept, mut forgetful) = (open(2 * CONTEXT), open(2 * CONTEXT));
+        let (mut kept, mut fresh) = (open(2 * CONTEXT, usual()), open(2 * CONTEXT, forgetful()));
         let mut history = Vec::new();
         // How much of the history the next prompt keeps: all of it, or up to a place inside a
         // block, which is then written over.
@@ -121,14 +136,16 @@ fn kept_kv_is_as_good_as_new() {
             let mut request = request(20 + turn as u64, 9, 14);
             history.append(&mut request.prompt);
             request.prompt = history.clone();
-            let fresh = alone(&mut forgetful, &request);
-            request.session = Some(SessionId(3));
+            let expected = alone(&mut fresh, &request);
+            request.prompt = kept.align_session(SESSION, &request.prompt).unwrap();
+            request.session = Some(SessionUse { session: SESSION, keep: Keep::All });
             let resumed = alone(&mut kept, &request);
-            assert_same(&fresh.choices, &resumed.choices, &format!("{label}: turn {turn}"));
+            assert_same(&expected.choices, &resumed.choices, &format!("{label}: turn {turn}"));
             if turn > 0 {
                 assert!(resumed.bill.cached_tokens > 0, "{label}: turn {turn}");
+                assert!(resumed.bill.context_tokens > 0, "{label}: turn {turn}");
             }
-            history.extend(&resumed.choices[0].token_ids);
+            history = kept.session_tokens(SESSION).unwrap().to_vec();
         }
     });
 }

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod draw;
-pub mod generate;
 mod generation;
 mod math;
 pub mod sampler;

@@ -114,6 +114,11 @@ impl<B: Backend> Executor<B> {
         &mut self.backend
     }
 
+    /// The backend, when nothing is to be run any more.
+    pub fn into_backend(self) -> B {
+        self.backend
+    }
+
     /// Makes a request's parameters known.
     pub fn register(&mut self, request: RequestId, params: GenerationParams) {
         self.generations.insert(request, Generation::new(params));

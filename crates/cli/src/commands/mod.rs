@@ -36,6 +36,7 @@ commands! {
     eval => Eval,
     inspect => Inspect,
     pull => Pull,
+    replay => Replay,
     run => Run,
     tokenize => Tokenize,
 }

@@ -96,3 +96,34 @@ fn rows_that_are_none_are_refused() {
         assert!(ran.err.contains(says) && ran.out.is_empty(), "{args:?}: {}", ran.err);
     }
 }
+
+#[test]
+fn workloads_of_many_requests_run_through_the_engine() {
+    let dunlin = Dunlin::tiny();
+    let report = dunlin.json(&["bench", "batch"], &["--scale", "16", "-t", "2"]);
+    assert_eq!(report["sizes"]["requests"], 4);
+    for runs in ["offline", "shared_prefix", "shared_prefix_uncached"] {
+        let run = &report[runs][0];
+        assert!(run["output_tokens_per_second"].as_f64() > Some(0.0), "{run}");
+        assert!(run["joules"].as_f64() > Some(0.0), "{run}");
+    }
+    assert_eq!(report["shared_prefix_uncached"][0]["cached_tokens"], 0);
+    // All but the first find the whole blocks of the 62 tokens in common.
+    let cached = report["shared_prefix"][0]["cached_tokens"].as_u64();
+    assert!(cached >= Some(3 * 48), "{cached:?}");
+    assert_eq!(report["static_batches"][0][0]["batch"], 4);
+    let report = dunlin.json(&["bench", "session"], &["--scale", "40", "--reps", "1"]);
+    for (queries, context) in [(0, 25), (1, 175)] {
+        let queries = &report["queries"][queries];
+        assert_eq!(
+            (&queries["context"], &queries["computed_tokens"]),
+            (&context.into(), &2.into())
+        );
+        assert_eq!(queries["ttft_ms"].as_array().unwrap().len(), 5);
+    }
+    assert_eq!(report["interference"].as_array().unwrap().len(), 2);
+    for run in report["interference"].as_array().unwrap() {
+        assert!(run["loaded_p99_ms"].as_f64() > Some(0.0), "{run}");
+        assert!(run["ttft_beside_ms"].as_f64() > Some(0.0), "{run}");
+    }
+}

@@ -71,7 +71,7 @@ fn text_that_is_not_utf8_is_refused_with_the_place() {
 }
 
 #[test]
-fn batches_are_read_before_anything_runs() {
+fn strict_batches_are_read_before_anything_runs() {
     let dunlin = Dunlin::tiny();
     for (lines, says) in [
         ("\"a\"\n{\n", "line 2: it is no JSON"),
@@ -79,7 +79,7 @@ fn batches_are_read_before_anything_runs() {
         ("{\"prompt\":\"a\",\"temprature\":1}\n", "unknown field `temprature`"),
         ("{\"prompt\":\"a\",\"messages\":[]}\n", "both `prompt` and `messages`"),
     ] {
-        let ran = dunlin.feed("run", &["--batch", "-"], lines.as_bytes());
+        let ran = dunlin.feed("run", &["--batch", "-", "--strict"], lines.as_bytes());
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{lines}: {}", ran.err);
         assert!(ran.err.contains(says), "{lines}: {}", ran.err);
     }

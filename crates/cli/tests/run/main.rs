@@ -2,6 +2,7 @@
 //! no sense, the default model and its golden files where this machine has it.
 
 mod bad_input;
+mod batch;
 mod real;
 mod support;
 mod terminal;

@@ -6,3 +6,4 @@ mod requests;
 mod save;
 mod sessions;
 mod support;
+mod thread;

@@ -2,10 +2,12 @@
 //! beside other engines on the same file in the same run.
 //!
 //! Rows run on the backend itself, one step after another, with the greedy choice of a token as a
-//! real decode would make it; scheduling, sampling and text are not in them. Repetitions are
+//! real decode would make it; scheduling, sampling and text are not in them (the workloads `batch` and
+//! `session` go through the engine). Repetitions are
 //! interleaved: each goes through all rows, ours and the peers', so that what drifts on a shared
 //! machine drifts for all.
 
+mod batch;
 mod child;
 mod limits;
 mod machine;
@@ -14,8 +16,10 @@ mod ours;
 mod peers;
 mod report;
 mod row;
+mod session;
 mod setup;
 mod summary;
+mod workload;
 
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, time::Duration};
 
@@ -44,6 +48,10 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// tokens; bS is 32 steps of S sequences that hold 128 tokens each.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Measure a workload of many requests instead of rows
+    #[arg(value_enum, value_name = "WORKLOAD")]
+    workload: Option<Workload>,
+
     #[command(flatten)]
     model: ModelArgs,
 
@@ -52,9 +60,13 @@ pub struct Args {
     #[arg(default_value = "pp512,tg128,tg16@2048,b16")]
     rows: Vec<Row>,
 
-    /// Repetitions of each row
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    reps: usize,
+    /// Repetitions [default: 3 of each row, 1 of a workload]
+    #[arg(long, value_name = "N")]
+    reps: Option<usize>,
+
+    /// Divide all lengths of a workload by this, for a quick look
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "workload")]
+    scale: usize,
 
     /// Measure ik_llama.cpp and llama.cpp too, from their Python packages (set up on first use)
     #[arg(long)]
@@ -77,6 +89,21 @@ pub struct Args {
     child: Option<Child>,
 }
 
+/// Many requests through the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Workload {
+    /// 64 requests at once, with prompts of their own and with a common prefix
+    Batch,
+    /// Queries on a session that holds a long context, and a prompt beside decoders
+    Session,
+}
+
+impl Args {
+    fn reps(&self) -> usize {
+        self.reps.unwrap_or(if self.workload.is_some() { 1 } else { 3 })
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = model_path(&args.model)?;
@@ -84,8 +111,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         child::run(child, &args.model, &path)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.reps == 0 {
-        return Err(unusable("--reps is 0: nothing to measure"));
+    let reps = args.reps();
+    if reps == 0 || args.scale == 0 {
+        return Err(unusable("--reps or --scale is 0: nothing to measure"));
+    }
+    match args.workload {
+        Some(Workload::Batch) => {
+            batch::run(&args.model, &path, args.scale, reps, args.json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Workload::Session) => {
+            session::run(&args.model, &path, args.scale, reps, args.json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
     }
     let file = ModelFile::open(&path)?;
     let work = Work::of(&file);
@@ -94,7 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     drop(file);
 
     // Before the model is in memory, and before anything spins.
-    let startup = args.startup.then(|| child::startup(&args.model, &path, args.reps.max(5)));
+    let startup = args.startup.then(|| child::startup(&args.model, &path, reps.max(5)));
     let startup = startup.transpose()?;
     let memory =
         args.startup.then(|| child::footprint(&args.model, &path, file_bytes)).transpose()?;
@@ -140,8 +179,8 @@ fn measure(args: &Args, path: &Path, work: &Work, file_bytes: u64) -> anyhow::Re
     let mut runner = Runner::new(backend, &rows)?;
     let (mut peers, errors) = start_peers(args, path, threads)?;
     let mut found: Vec<(Row, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
-    for repetition in 0..args.reps {
-        note!("repetition {} of {}", repetition + 1, args.reps);
+    for repetition in 0..args.reps() {
+        note!("repetition {} of {}", repetition + 1, args.reps());
         probe.measure();
         for (index, (row, speeds)) in found.iter_mut().enumerate() {
             speeds.push(runner.run(index)?);

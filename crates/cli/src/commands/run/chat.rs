@@ -8,10 +8,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use dunlin_executor::{
-    generate::{Event, SessionId},
-    sampler::SamplingParams,
-};
+use dunlin_engine::Event;
+use dunlin_executor::sampler::SamplingParams;
+use dunlin_scheduler::{Keep, SessionUse};
+use dunlin_units::SessionId;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     interrupt,
-    load::{self, Engine},
+    load::{self, Model},
     note,
     prompt::message,
     report::Timings,
@@ -72,7 +72,7 @@ impl<'a> Input<'a> {
 struct Chat<'a> {
     args: &'a Args,
     sampling: SamplingParams,
-    engine: Engine,
+    model: Model,
     messages: Vec<Value>,
 }
 
@@ -81,8 +81,8 @@ pub(super) fn run(
     sampling: SamplingParams,
     template: Option<String>,
 ) -> anyhow::Result<ExitCode> {
-    let engine = load::engine(&args.model, 1, template, args.verbose)?;
-    let mut chat = Chat { args, sampling, engine, messages: Vec::new() };
+    let model = load::model(&args.model, &args.engine, 1, template, args.verbose)?;
+    let mut chat = Chat { args, sampling, model, messages: Vec::new() };
     chat.set_system(args.system.as_deref().unwrap_or_default());
     let mut editor = DefaultEditor::new().context("cannot use this terminal")?;
     let history = history_path();
@@ -90,7 +90,7 @@ pub(super) fn run(
         // There is none the first time.
         let _ = editor.load_history(path);
     }
-    note!("Chat with {}. /help shows the commands, Ctrl-D leaves.", chat.engine.name);
+    note!("Chat with {}. /help shows the commands, Ctrl-D leaves.", chat.model.name);
     let result = chat.converse(&mut editor);
     if let Some(path) = &history
         && let Err(error) = save_history(&mut editor, path)
@@ -129,18 +129,20 @@ impl Chat<'_> {
     /// standard output is an error.
     fn answer(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(message("user", text));
-        let tokens = match self.engine.encode_chat(&self.messages) {
+        let tokens = match self.model.encode_chat(&self.messages) {
             Ok(tokens) => tokens,
             Err(error) => return self.take_back(&format!("{error:#}")),
         };
         let mut request =
-            self.args.output.request(&self.engine, tokens, self.sampling.clone(), true);
+            self.args.output.request(&self.model, tokens, self.sampling.clone(), true);
         request.choices = 1;
-        request.session = Some(SESSION);
+        // What the conversation has in common with what was said before is computed already.
+        request.prompt = self.model.engine.align_session(SESSION, &request.prompt)?;
+        request.session = Some(SessionUse { session: SESSION, keep: Keep::All });
         let cancel = request.cancel.clone();
         interrupt::arm(Some(&cancel));
         let mut stream = Stream::new(io::stdout().lock());
-        let result = self.engine.generator.complete(request, |event| {
+        let result = self.model.engine.complete(request, |event| {
             if let Event::Token { text, .. } = event
                 && !stream.show(text)
             {
@@ -157,9 +159,9 @@ impl Chat<'_> {
         };
         out.write_all(b"\n")?;
         out.flush()?;
-        ending(&completion, self.engine.generator.context());
+        ending(&completion, self.model.engine.context());
         if self.args.verbose {
-            let timings = Timings::new(&completion.bill, 1, self.engine.about.load_ns);
+            let timings = Timings::new(&completion.bill, 1, self.model.about.load_ns);
             note!("{}", timings.summary(&completion.bill));
         }
         self.messages.push(message("assistant", &completion.choices[0].text));

@@ -11,13 +11,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use dunlin_executor::{
-    generate::{ContextOverflow, Request, TextOptions},
-    sampler::SamplingParams,
-};
+use dunlin_engine::{ContextOverflow, Request, TextOptions};
+use dunlin_executor::sampler::SamplingParams;
 
 use crate::{
-    interrupt, load::Engine, model_args::ModelArgs, outcome::unusable, sampling_args::SamplingArgs,
+    engine_args::EngineArgs, interrupt, load::Model, model_args::ModelArgs, outcome::unusable,
+    sampling_args::SamplingArgs,
 };
 
 /// Generate text: from a prompt, in a chat, or for a file of prompts
@@ -58,9 +57,17 @@ pub struct Args {
     batch: Option<PathBuf>,
 
     /// Where the results of --batch go, one JSON line each in the order of the prompts [default:
-    /// standard output]
+    /// standard output]. Results that are there already are kept, and the run goes on after them
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
+
+    /// Start --out anew
+    #[arg(long, requires = "batch")]
+    fresh: bool,
+
+    /// A bad line of --batch ends the run before it begins, instead of being reported and skipped
+    #[arg(long, requires = "batch")]
+    strict: bool,
 
     /// How many full contexts the KV memory of --batch holds: the samples that run at once, or more
     /// where --max-tokens bounds them
@@ -79,6 +86,9 @@ pub struct Args {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 /// When an answer ends, and what is told about it.
@@ -132,14 +142,14 @@ impl OutputArgs {
     /// does not continue the prompt's.
     fn request(
         &self,
-        engine: &Engine,
+        model: &Model,
         prompt: Vec<u32>,
         sampling: SamplingParams,
         begins_text: bool,
     ) -> Request {
         let mut stop_tokens = self.stop_token_ids.clone();
         if !self.ignore_eos {
-            stop_tokens.extend(engine.tokenizer.end_ids());
+            stop_tokens.extend(model.tokenizer.end_ids());
         }
         Request {
             choices: self.samples,

@@ -5,10 +5,8 @@ use std::{
     process::ExitCode,
 };
 
-use dunlin_executor::{
-    generate::{Completion, Event, Finish},
-    sampler::SamplingParams,
-};
+use dunlin_engine::{Completion, Event, Finish};
+use dunlin_executor::sampler::SamplingParams;
 
 use super::Args;
 use crate::{
@@ -25,18 +23,18 @@ pub(super) fn run(
     prompt: &str,
 ) -> anyhow::Result<ExitCode> {
     let samples = args.output.samples.max(1) as usize;
-    let mut engine = load::engine(&args.model, samples, template, args.verbose)?;
-    let raw = args.raw || !engine.chats();
+    let mut model = load::model(&args.model, &args.engine, samples, template, args.verbose)?;
+    let raw = args.raw || !model.chats();
     if raw && !args.raw {
         note!("dunlin: the model has no chat template; the prompt is continued as it is");
     }
     let tokens = if raw {
-        encode_prompt(&engine.tokenizer, prompt)?
+        encode_prompt(&model.tokenizer, prompt)?
     } else {
-        engine.encode_chat(&conversation(args.system.as_deref(), prompt))?
+        model.encode_chat(&conversation(args.system.as_deref(), prompt))?
     };
     let seed = sampling.seed;
-    let mut request = args.output.request(&engine, tokens, sampling, !raw);
+    let mut request = args.output.request(&model, tokens, sampling, !raw);
     if args.json {
         request.logprobs = Some(args.output.logprobs);
     }
@@ -44,7 +42,7 @@ pub(super) fn run(
     interrupt::arm(Some(&cancel));
     let streams = !args.json && args.output.samples == 1;
     let mut stream = Stream::new(io::stdout().lock());
-    let completion = engine.generator.complete(request, |event| {
+    let completion = model.engine.complete(request, |event| {
         if let Event::Token { text, .. } = event
             && streams
             && !stream.show(text)
@@ -58,7 +56,7 @@ pub(super) fn run(
     let completion = completion.map_err(unusable)?;
     if args.json {
         let top = args.output.logprobs > 0;
-        let report = Report::new(&completion, &engine.tokenizer, top, seed, &engine.about);
+        let report = Report::new(&completion, &model.tokenizer, top, seed, &model.about);
         serde_json::to_writer(&mut out, &report)?;
         out.write_all(b"\n")?;
     } else if streams {
@@ -71,10 +69,10 @@ pub(super) fn run(
     }
     out.flush()?;
     if args.verbose {
-        let timings = Timings::new(&completion.bill, completion.choices.len(), engine.about.load_ns);
+        let timings = Timings::new(&completion.bill, completion.choices.len(), model.about.load_ns);
         note!("{}", timings.summary(&completion.bill));
     }
-    Ok(ending(&completion, engine.generator.context()))
+    Ok(ending(&completion, model.engine.context()))
 }
 
 /// Shows an answer as it is made.

@@ -1,71 +1,37 @@
 //! A file of prompts, run together; results come out in the order of the prompts.
+//!
+//! Results in a file are a beginning of the whole at any time, line by line, so that a run that was
+//! ended goes on where it was.
+
+mod line;
+mod resume;
 
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, BufWriter, Write},
+    collections::{BTreeMap, VecDeque},
+    io::{self, Write},
     process::ExitCode,
 };
 
-use anyhow::Context as _;
-use dunlin_executor::{
-    generate::{CancelFlag, Event, Request},
-    sampler::SamplingParams,
-};
-use serde::{Deserialize, Serialize};
+use dunlin_engine::{CancelFlag, Event, Request};
+use dunlin_executor::sampler::SamplingParams;
+use dunlin_units::RequestId;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::Args;
 use crate::{
     interrupt,
-    load::{self, Engine},
+    load::{self, Model},
     note,
     outcome::{INTERRUPTED, unusable},
     prompt::{conversation, encode_prompt},
     report::Report,
 };
+use line::{Line, Stop, line_sampling, parse_line};
 
-/// A prompt and what differs for it from the command line.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    id: Option<Value>,
-    prompt: Option<String>,
-    messages: Option<Vec<Value>>,
-    max_tokens: Option<usize>,
-    n: Option<u32>,
-    stop: Option<Stop>,
-    stop_token_ids: Option<Vec<u32>>,
-    ignore_eos: Option<bool>,
-    logprobs: Option<usize>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    typical_p: Option<f32>,
-    #[serde(alias = "repeat_penalty")]
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    /// As OpenAI has it: from token ids, as strings, to biases.
-    logit_bias: Option<BTreeMap<u32, f32>>,
-    seed: Option<u64>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Many(Vec<String>),
-}
-
-/// What a line may be.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum LineForm {
-    Prompt(String),
-    Full(serde_json::Map<String, Value>),
-}
+/// Prompts that the engine is given ahead of their turn: enough for its policy to choose from.
+const AHEAD: usize = 4096;
 
 /// One line of output.
 #[derive(Debug, Serialize)]
@@ -81,8 +47,32 @@ struct OutLine {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum LineResult {
-    Done(Box<Report>),
-    Refused { error: String },
+    Done {
+        /// The first sample's tokens, a stop token included.
+        ids: Vec<u32>,
+        #[serde(flatten)]
+        report: Box<Report>,
+    },
+    Refused {
+        error: String,
+        finish_reason: &'static str,
+    },
+}
+
+/// A prompt that waits: its number, the id that it was given, and the line or what is wrong with it.
+struct Waiting {
+    index: usize,
+    id: Option<Value>,
+    line: Result<Line, String>,
+}
+
+/// A prompt under way.
+struct Running {
+    index: usize,
+    id: Option<Value>,
+    seed: u64,
+    /// Whether alternatives are told.
+    top: bool,
 }
 
 pub(super) fn run(
@@ -91,146 +81,191 @@ pub(super) fn run(
     template: Option<String>,
     text: &str,
 ) -> anyhow::Result<ExitCode> {
-    let lines: Vec<Line> = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(number, line)| {
-            parse_line(line).map_err(|e| unusable(format!("line {}: {e}", number + 1)))
-        })
-        .collect::<anyhow::Result<_>>()?;
-    let mut out: Box<dyn Write> = match &args.out {
-        None => Box::new(io::stdout().lock()),
+    let mut waiting = read_lines(text, args.strict)?;
+    let ids: Vec<Option<Value>> = waiting.iter().map(|w| w.id.clone()).collect();
+    let (out, done): (Box<dyn Write>, usize) = match &args.out {
+        None => (Box::new(io::stdout().lock()), 0),
         Some(path) => {
-            let file = File::create(path);
-            Box::new(BufWriter::new(
-                file.with_context(|| format!("cannot write {}", path.display()))?,
-            ))
+            let (file, done) = resume::open(path, &ids, args.fresh)?;
+            (Box::new(file), done)
         }
     };
+    if done > 0 {
+        note!("dunlin: {done} of {} results are there already", ids.len());
+    }
+    waiting.drain(..done);
     // No more KV than all samples can use, and at least what the widest prompt needs.
-    let samples = lines.iter().map(|line| line.n.unwrap_or(args.output.samples).max(1) as usize);
+    let lines = waiting.iter().filter_map(|w| w.line.as_ref().ok());
+    let samples = lines.map(|line| line.n.unwrap_or(args.output.samples).max(1) as usize);
     let widest = samples.clone().max().unwrap_or(1);
     let parallel = args.parallel.min(samples.sum()).max(widest);
-    let mut engine = load::engine(&args.model, parallel, template, args.verbose)?;
-    let cancel = CancelFlag::new();
-    let mut results = Ordered::default();
-    let mut waiting = BTreeMap::new();
-    for (index, line) in lines.into_iter().enumerate() {
-        let id = line.id.clone();
-        match submit(args, sampling, &mut engine, line, &cancel) {
-            Ok((request, seed, top)) => {
-                waiting.insert(request, (index, id, seed, top));
+    let model = load::model(&args.model, &args.engine, parallel, template, args.verbose)?;
+    let batch = Batch {
+        args,
+        sampling,
+        model,
+        cancel: CancelFlag::new(),
+        results: Ordered { ready: BTreeMap::new(), next: done, failed: false },
+        running: BTreeMap::new(),
+        out,
+        progress: progress(ids.len(), done),
+    };
+    interrupt::arm(Some(&batch.cancel));
+    batch.run(waiting)
+}
+
+/// All prompts. Lines that are none are kept with what is wrong, unless that is fatal.
+fn read_lines(text: &str, strict: bool) -> anyhow::Result<VecDeque<Waiting>> {
+    let mut waiting = VecDeque::new();
+    for (number, text) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let line = parse_line(text).map_err(|e| format!("line {}: {e}", number + 1));
+        if let Err(problem) = &line {
+            if strict {
+                return Err(unusable(problem));
             }
-            Err(error) => results.refuse(index, id, format!("{error:#}")),
+            note!("dunlin: {problem}");
         }
+        let id = match &line {
+            Ok(line) => line.id.clone(),
+            // What can be told of a bad line.
+            Err(_) => serde_json::from_str::<Value>(text)
+                .ok()
+                .and_then(|value| value.get("id").cloned())
+                .filter(|id| !id.is_null()),
+        };
+        waiting.push_back(Waiting { index: waiting.len(), id, line });
     }
-    interrupt::arm(Some(&cancel));
-    let mut written = results.write_ready(&mut out);
-    let (tokenizer, about) = (engine.tokenizer.clone(), engine.about);
-    engine.generator.run(|event| {
-        if let Event::Finished { request, completion } = event
-            && let Some((index, id, seed, top)) = waiting.remove(&request)
-        {
-            results.failed |= completion.choices.iter().any(|c| c.finish.error().is_some());
-            let report = Report::new(&completion, &tokenizer, top, seed, &about);
-            results.done(index, id, report);
+    Ok(waiting)
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress(total: usize, done: usize) -> ProgressBar {
+    let bar = ProgressBar::new(total as u64).with_position(done as u64);
+    let style = ProgressStyle::with_template(
+        "{wide_bar} {pos} of {len} prompts, {msg} [{elapsed} + {eta}]",
+    );
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+struct Batch<'a> {
+    args: &'a Args,
+    sampling: &'a SamplingParams,
+    model: Model,
+    cancel: CancelFlag,
+    results: Ordered,
+    running: BTreeMap<RequestId, Running>,
+    out: Box<dyn Write>,
+    progress: ProgressBar,
+}
+
+impl Batch<'_> {
+    fn run(mut self, mut waiting: VecDeque<Waiting>) -> anyhow::Result<ExitCode> {
+        let started = std::time::Instant::now();
+        let mut tokens = 0u64;
+        let mut written = Ok(());
+        loop {
+            self.feed(&mut waiting);
+            let mut ended = Vec::new();
+            let more = self.model.engine.step(&mut |event| match event {
+                Event::Token { .. } => tokens += 1,
+                Event::Text { .. } => {}
+                Event::Finished { request, completion } => ended.push((request, completion)),
+            });
+            for (request, completion) in ended {
+                let Some(of) = self.running.remove(&request) else { continue };
+                self.progress.inc(1);
+                let (tokenizer, about) = (&self.model.tokenizer, &self.model.about);
+                let report = Report::new(&completion, tokenizer, of.top, of.seed, about);
+                let first = &completion.choices[0];
+                if first.finish.reason() == "cancelled" && self.args.out.is_some() {
+                    // To be done by the run that goes on with this one.
+                    continue;
+                }
+                let failed = completion.choices.iter().any(|c| c.finish.error().is_some());
+                let ids = first.token_ids.clone();
+                let result = LineResult::Done { ids, report: Box::new(report) };
+                self.results.add(of.index, of.id, result, failed);
+            }
             if written.is_ok() {
-                written = results.write_ready(&mut out);
+                written = self.results.write_ready(&mut self.out);
+                let rate = tokens as f64 / started.elapsed().as_secs_f64();
+                self.progress.set_message(format!("{rate:.0} tokens/s"));
             }
             if written.is_err() {
-                cancel.cancel();
+                self.cancel.cancel();
+            }
+            if !more && (waiting.is_empty() || self.cancel.is_cancelled()) {
+                break;
             }
         }
-    });
-    written?;
-    out.flush()?;
-    Ok(match (cancel.is_cancelled(), results.failed) {
-        (true, _) => ExitCode::from(INTERRUPTED),
-        (false, true) => {
-            note!("dunlin: some prompts failed; their lines say why");
-            ExitCode::FAILURE
-        }
-        (false, false) => ExitCode::SUCCESS,
-    })
-}
-
-fn parse_line(line: &str) -> Result<Line, String> {
-    let form = serde_json::from_str(line).map_err(|e| match e.classify() {
-        serde_json::error::Category::Data => "it is neither a string nor an object".to_string(),
-        _ => format!("it is no JSON: {e}"),
-    })?;
-    let fields = match form {
-        LineForm::Full(fields) => fields,
-        LineForm::Prompt(prompt) => {
-            serde_json::Map::from_iter([("prompt".to_string(), prompt.into())])
-        }
-    };
-    let line: Line = serde_json::from_value(fields.into()).map_err(|e| e.to_string())?;
-    match (&line.prompt, &line.messages) {
-        (Some(_), Some(_)) => Err("it has both `prompt` and `messages`".into()),
-        (None, None) => Err("it has neither `prompt` nor `messages`".into()),
-        _ => Ok(line),
+        self.progress.finish_and_clear();
+        written?;
+        self.out.flush()?;
+        self.model.engine.flush_record()?;
+        Ok(match (self.cancel.is_cancelled(), self.results.failed) {
+            (true, _) => ExitCode::from(INTERRUPTED),
+            (false, true) => {
+                note!("dunlin: some prompts failed; their lines say why");
+                ExitCode::FAILURE
+            }
+            (false, false) => ExitCode::SUCCESS,
+        })
     }
-}
 
-/// Submits one line; its request, seed, and whether alternatives are told.
-fn submit(
-    args: &Args,
-    sampling: &SamplingParams,
-    engine: &mut Engine,
-    line: Line,
-    cancel: &CancelFlag,
-) -> anyhow::Result<(dunlin_units::RequestId, u64, bool)> {
-    let raw = line.messages.is_none() && (args.raw || !engine.chats());
-    let prompt = line.prompt.as_deref().unwrap_or_default();
-    let tokens = match &line.messages {
-        Some(messages) => engine.encode_chat(messages)?,
-        None if raw => encode_prompt(&engine.tokenizer, prompt)?,
-        None => engine.encode_chat(&conversation(args.system.as_deref(), prompt))?,
-    };
-    let sampling = line_sampling(sampling, &line);
-    let (seed, top) = (sampling.seed, line.logprobs.unwrap_or(args.output.logprobs));
-    let mut output = args.output.clone();
-    output.samples = line.n.unwrap_or(output.samples);
-    output.max_tokens = line.max_tokens.or(output.max_tokens);
-    output.ignore_eos = line.ignore_eos.unwrap_or(output.ignore_eos);
-    output.stop_token_ids = line.stop_token_ids.unwrap_or(output.stop_token_ids);
-    output.stop = match line.stop {
-        None => output.stop,
-        Some(Stop::One(stop)) => vec![stop],
-        Some(Stop::Many(stops)) => stops,
-    };
-    let request = Request {
-        logprobs: Some(top),
-        cancel: cancel.clone(),
-        ..output.request(engine, tokens, sampling, !raw)
-    };
-    Ok((engine.generator.submit(request)?, seed, top > 0))
-}
+    /// Gives the engine what it may look at.
+    fn feed(&mut self, waiting: &mut VecDeque<Waiting>) {
+        while self.running.len() < AHEAD && !self.cancel.is_cancelled() {
+            let Some(Waiting { index, id, line }) = waiting.pop_front() else { return };
+            let submitted = match line {
+                Ok(line) => self.submit(line).map_err(|error| format!("{error:#}")),
+                Err(problem) => Err(problem),
+            };
+            match submitted {
+                Ok((request, seed, top)) => {
+                    self.running.insert(request, Running { index, id, seed, top });
+                }
+                Err(error) => {
+                    self.progress.inc(1);
+                    let result = LineResult::Refused { error, finish_reason: "error" };
+                    self.results.add(index, id, result, true);
+                }
+            }
+        }
+    }
 
-/// The command line's sampling, changed by what the line says.
-fn line_sampling(base: &SamplingParams, line: &Line) -> SamplingParams {
-    SamplingParams {
-        temperature: line.temperature.unwrap_or(base.temperature),
-        top_k: line.top_k.unwrap_or(base.top_k),
-        top_p: line.top_p.unwrap_or(base.top_p),
-        min_p: line.min_p.unwrap_or(base.min_p),
-        typical_p: line.typical_p.unwrap_or(base.typical_p),
-        repetition_penalty: line.repetition_penalty.unwrap_or(base.repetition_penalty),
-        presence_penalty: line.presence_penalty.unwrap_or(base.presence_penalty),
-        frequency_penalty: line.frequency_penalty.unwrap_or(base.frequency_penalty),
-        penalty_window: base.penalty_window,
-        logit_bias: match &line.logit_bias {
-            None => base.logit_bias.clone(),
-            Some(biases) => biases.iter().map(|(&token, &bias)| (token, bias)).collect(),
-        },
-        seed: line.seed.unwrap_or(base.seed),
+    /// Submits one line; its request, seed, and whether alternatives are told.
+    fn submit(&mut self, line: Line) -> anyhow::Result<(RequestId, u64, bool)> {
+        let (args, model) = (self.args, &mut self.model);
+        let raw = line.messages.is_none() && (args.raw || !model.chats());
+        let prompt = line.prompt.as_deref().unwrap_or_default();
+        let tokens = match &line.messages {
+            Some(messages) => model.encode_chat(messages)?,
+            None if raw => encode_prompt(&model.tokenizer, prompt)?,
+            None => model.encode_chat(&conversation(args.system.as_deref(), prompt))?,
+        };
+        let sampling = line_sampling(self.sampling, &line);
+        let (seed, top) = (sampling.seed, line.logprobs.unwrap_or(args.output.logprobs));
+        let mut output = args.output.clone();
+        output.samples = line.n.unwrap_or(output.samples);
+        output.max_tokens = line.max_tokens.or(output.max_tokens);
+        output.ignore_eos = line.ignore_eos.unwrap_or(output.ignore_eos);
+        output.stop_token_ids = line.stop_token_ids.unwrap_or(output.stop_token_ids);
+        output.stop = match line.stop {
+            None => output.stop,
+            Some(Stop::One(stop)) => vec![stop],
+            Some(Stop::Many(stops)) => stops,
+        };
+        let request = Request {
+            logprobs: Some(top),
+            cancel: self.cancel.clone(),
+            ..output.request(model, tokens, sampling, !raw)
+        };
+        Ok((model.engine.submit(request)?, seed, top > 0))
     }
 }
 
 /// Results that wait for those before them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Ordered {
     ready: BTreeMap<usize, OutLine>,
     next: usize,
@@ -238,50 +273,21 @@ struct Ordered {
 }
 
 impl Ordered {
-    fn done(&mut self, index: usize, id: Option<Value>, report: Report) {
-        let result = LineResult::Done(Box::new(report));
+    fn add(&mut self, index: usize, id: Option<Value>, result: LineResult, failed: bool) {
+        self.failed |= failed;
         self.ready.insert(index, OutLine { index, id, result });
-    }
-
-    fn refuse(&mut self, index: usize, id: Option<Value>, error: String) {
-        self.failed = true;
-        self.ready.insert(index, OutLine { index, id, result: LineResult::Refused { error } });
     }
 
     /// Writes what nothing is missing before any more.
     fn write_ready(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        if !self.ready.contains_key(&self.next) {
+            return Ok(());
+        }
         while let Some(line) = self.ready.remove(&self.next) {
             self.next += 1;
             serde_json::to_writer(&mut *out, &line)?;
             out.write_all(b"\n")?;
         }
         out.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_strings_or_objects() {
-        assert_eq!(parse_line("\"Hi\"").unwrap().prompt.as_deref(), Some("Hi"));
-        let line = r#"{"prompt":"a","id":7,"stop":"x","logit_bias":{"5":-1.5},"n":2}"#;
-        let line = parse_line(line).unwrap();
-        assert_eq!(line.logit_bias, Some(BTreeMap::from([(5, -1.5)])));
-        assert_eq!(line.n, Some(2));
-        let chat = parse_line(r#"{"messages":[{"role":"user","content":"a"}]}"#).unwrap();
-        assert_eq!(chat.messages.unwrap(), [crate::prompt::message("user", "a")]);
-        for (bad, says) in [
-            ("{", "no JSON"),
-            ("5", "neither a string nor an object"),
-            ("{}", "neither `prompt` nor `messages`"),
-            (r#"{"prompt":"a","messages":[]}"#, "both"),
-            (r#"{"promt":"a"}"#, "unknown field `promt`"),
-            (r#"{"prompt":"a","temperature":"hot"}"#, "hot"),
-        ] {
-            let error = parse_line(bad).unwrap_err();
-            assert!(error.contains(says), "{bad}: {error}");
-        }
     }
 }
