@@ -250,3 +250,44 @@ fn a_cursor_whose_chain_is_gone_registers_nothing() {
     assert_eq!(cache.free_blocks(), 1);
     cache.check().unwrap();
 }
+
+#[test]
+fn room_for_a_load_is_not_made_by_dropping_it() {
+    // Both slots hold the chain that is wanted, and both blocks what has no copy.
+    let (mut cache, ns) = (KvCache::new(config(2, 2)), namespace(0));
+    let tokens = [1, 1, 2, 2];
+    pass(&mut cache, &ns, &tokens);
+    let mut table = Vec::new();
+    assert!(!cache.allocate_n(TENANT, 2, &mut table));
+    for m in moves(&mut cache) {
+        cache.move_done(m.id, true);
+    }
+    pass(&mut cache, &ns, &[8, 8, 9, 9]);
+    let mut loads = Vec::new();
+    cache.begin_load(&ns, TENANT, &tokens, 0, 2, &mut table, &mut loads).unwrap();
+    assert_eq!((table.len(), loads.len(), moves(&mut cache).len()), (2, 2, 0));
+    cache.check().unwrap();
+    for m in loads {
+        cache.move_done(m.id, true);
+    }
+    assert_eq!(cache.peek(&ns, &tokens, 4), 4);
+    assert_eq!(cache.peek(&ns, &[8, 8, 9, 9], 4), 0, "there was no slot for it");
+    cache.check().unwrap();
+}
+
+#[test]
+fn no_more_is_demoted_than_needed() {
+    let (mut cache, ns) = (KvCache::new(config(3, 9)), namespace(0));
+    pass(&mut cache, &ns, &[1, 1, 2, 2, 3, 3]);
+    assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 1));
+    assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 0));
+    assert!(!cache.allocate_n(TENANT, 2, &mut Vec::new()));
+    assert_eq!(moves(&mut cache).len(), 1);
+
+    let mut cache = KvCache::new(config(8, 9));
+    cache.set_budget(TENANT, Some(3));
+    pass(&mut cache, &ns, &[1, 1, 2, 2, 3, 3]);
+    assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 1));
+    assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 0));
+    cache.check().unwrap();
+}

@@ -28,8 +28,9 @@ fn prompts(stream: &mut Stream, size: usize) -> Vec<Vec<u32>> {
             let blocks = 1 + stream.next_below(6);
             (0..blocks)
                 .flat_map(|_| {
+                    // They differ in their last token alone.
                     let which = stream.next_below(2) as u32;
-                    (0..size as u32).map(move |i| which * (i + 1))
+                    (1..=size as u32).map(move |i| if i == size as u32 { which } else { 7 })
                 })
                 .collect()
         })

@@ -335,6 +335,9 @@ impl World {
         let available = self.cache.available_blocks();
         let complete = self.cache.allocate_n(tenant, blocks, &mut table);
         assert_eq!(table.len(), if complete { blocks } else { 0 });
+        if !complete && !self.has_tier() {
+            assert_eq!(self.cache.stats().evictions, evictions, "nothing is evicted in vain");
+        }
         if blocks <= free && budget.is_none_or(|b| held + blocks <= b) {
             assert!(complete && self.cache.stats().evictions == evictions);
         } else if !self.has_tier() && budget.is_none() {
