@@ -38,6 +38,8 @@ pub(super) struct Block {
     pub(super) motion: Option<Motion>,
     /// The last step that writes it.
     pub(super) last_write: u64,
+    /// The last step that names it, where it left a table since.
+    pub(super) named_until: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -84,7 +86,13 @@ impl Memory {
     }
 
     /// Copies the first positions of a block that tables name to one that none does.
-    pub(super) fn copy(&mut self, from: BlockId, to: BlockId, tokens: u32) -> Check {
+    pub(super) fn copy(
+        &mut self,
+        from: BlockId,
+        to: BlockId,
+        tokens: u32,
+        first_in_flight: u64,
+    ) -> Check {
         let tokens = tokens as usize;
         let source = self.block(from)?;
         ensure!(source.references > 0, "block {from} is copied, and nobody holds it");
@@ -97,6 +105,7 @@ impl Memory {
         let (chain, last_write) = (source.chain[..tokens].to_vec(), source.last_write);
         let target = self.block(to)?;
         ensure!(target.references == 0, "block {to} is copied over, and is held");
+        ensure!(target.named_until < first_in_flight, "block {to} is copied over during its step");
         ensure!(target.motion.is_none(), "block {to} is copied over while it is moved");
         target.chain = chain;
         target.last_write = last_write;
@@ -122,6 +131,7 @@ impl Memory {
             ),
             Motion::Coming => {
                 ensure!(b.references == 0, "block {block} is loaded over, and is held");
+                ensure!(b.named_until < first_in_flight, "block {block} is loaded over in its step");
                 b.chain.clear();
             }
         }

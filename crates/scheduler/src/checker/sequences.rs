@@ -104,7 +104,10 @@ impl PlanChecker {
             SeqOp::Truncate { seq, tokens, blocks } => self.truncate(*seq, *tokens, *blocks),
             SeqOp::Block { seq, block } => self.give_block(*seq, *block),
             SeqOp::Replace { seq, index, block } => self.replace(*seq, *index, *block),
-            SeqOp::Copy { from, to, tokens } => self.memory.copy(*from, *to, *tokens),
+            SeqOp::Copy { from, to, tokens } => {
+                let first_in_flight = self.steps.front().map_or(u64::MAX, |s| s.id);
+                self.memory.copy(*from, *to, *tokens, first_in_flight)
+            }
             SeqOp::Fill { seq, session } => {
                 let restored = events.iter().rev().find_map(|event| match event {
                     Event::Session(SessionOp::Restore { session: s, namespace, .. })
@@ -225,6 +228,10 @@ impl PlanChecker {
         s.found((end - size) as u32);
         let b = self.memory.block(block)?;
         ensure!(b.motion != Some(Motion::Coming), "the block is being loaded");
+        ensure!(
+            b.references > 0 || b.named_until < first_in_flight,
+            "the block is given out while a step in flight names it"
+        );
         b.references += 1;
         if b.references > 1 || b.motion.is_some() {
             // It can only be read.
@@ -240,16 +247,18 @@ impl PlanChecker {
 
     fn replace(&mut self, seq: SeqId, index: u32, block: BlockId) -> Check {
         let size = self.memory.block_tokens as u32;
+        let last_step = self.last_step;
         let s = self.seq(seq)?;
         let old = *s.table.get(index as usize).ok_or("there is no such place")?;
         let used = s.planned.min((index + 1) * size).saturating_sub(index * size) as usize;
-        ensure!(
-            s.in_flight == 0 || index * size >= s.in_flight_end,
-            "the block {old} leaves its table while a step in flight names it"
-        );
+        let named = s.in_flight > 0 && index * size < s.in_flight_end;
         s.table[index as usize] = block;
         s.found(index * size);
-        let there = self.memory.block(old)?.chain.get(used.wrapping_sub(1)).copied();
+        let left = self.memory.block(old)?;
+        if named {
+            left.named_until = last_step;
+        }
+        let there = left.chain.get(used.wrapping_sub(1)).copied();
         self.memory.release(old);
         let new = self.memory.block(block)?;
         ensure!(new.motion != Some(Motion::Coming), "the block is being loaded");

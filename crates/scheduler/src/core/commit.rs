@@ -60,6 +60,9 @@ impl Core {
                 self.chunk_done(now, entry.seq.0, failed, fx);
             }
         }
+        while let Some(at) = self.detached.iter().position(|d| d.0 <= done.step.0) {
+            self.kv.release(self.detached.swap_remove(at).1);
+        }
         for proposal in &outcome.proposals {
             self.propose(proposal);
         }
@@ -202,15 +205,18 @@ impl Core {
             let from = (index * bt) as usize;
             let tokens = &seq.tokens[from..from + bt as usize];
             let own = seq.table[index as usize];
-            // A block that the next step names already stays, even where there is an equal one.
-            let stays = seq.planned > seq.computed;
-            if stays {
+            // Where the next step is planned and names the block, it is kept until that is done.
+            let named = seq.planned > seq.computed;
+            if named {
                 self.kv.share(own);
             }
             let block = self.kv.register(&mut seq.chain, tokens, own);
-            if stays {
-                self.kv.release(block);
-            } else if block != own {
+            if named && block == own {
+                self.kv.release(own);
+            } else if named {
+                self.detached.push((seq.last_step, own));
+            }
+            if block != own {
                 seq.table[index as usize] = block;
                 fx.ops.push(SeqOp::Replace { seq: SeqId(slot), index, block });
             }

@@ -10,7 +10,7 @@ mod submit;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use dunlin_kvcache::{KvCache, MoveId};
+use dunlin_kvcache::{BlockId, KvCache, MoveId};
 use dunlin_units::{RequestId, SeqId, SessionId, StepId, Time};
 
 use crate::{
@@ -31,7 +31,7 @@ use state::{NONE, Rank, Request, Seq, Session, Slab, Stage};
 /// # Invariants
 /// - **Liveness**: while there is an unfinished request, a step or a move is in flight, or
 ///   [`Core::next_deadline`] says when to call again.
-/// - Every block that a plan names is held by the sequence that names it until the step is done.
+/// - A block that a plan names goes to nobody else until the step is done.
 /// - A sequence is at most once in a plan, and its positions are computed in order.
 /// - Only full, computed blocks are shared for reading; what is written is held once.
 #[derive(Debug)]
@@ -73,6 +73,8 @@ pub struct Core {
     /// The sequence at the head of the queue that did not fit, and the blocks that there were.
     blocked: Option<(u32, u64)>,
     scratch: Vec<u32>,
+    /// Blocks that left a table while this step, in flight, names them.
+    detached: Vec<(u64, BlockId)>,
 }
 
 /// What a core remembers of a step in flight.
@@ -133,6 +135,7 @@ impl Core {
             promised: 0,
             blocked: None,
             scratch: Vec::new(),
+            detached: Vec::new(),
             config,
         })
     }
@@ -268,6 +271,9 @@ impl Core {
     pub fn check(&self) -> Result<(), String> {
         self.kv.check()?;
         let mut references = HashMap::<u32, u32>::new();
+        for (_, block) in &self.detached {
+            *references.entry(*block).or_default() += 1;
+        }
         let mut promised = 0;
         let mut in_use = 0;
         for (slot, seq) in self.seqs.slots.iter().enumerate() {

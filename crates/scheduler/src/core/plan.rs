@@ -71,7 +71,7 @@ impl Core {
             if seq.special || seq.planned.is_multiple_of(bt) {
                 draft = self.fit_draft(slot, left);
                 if !self.make_room(now, i - 1, 1 + draft, fx) {
-                    // The sequence itself, the last, may have given way.
+                    i = self.after_failing(slot, i);
                     continue;
                 }
                 parted = self.part_choices(slot, fx, &mut i);
@@ -227,6 +227,7 @@ impl Core {
             }
             let tokens = pending.min(room);
             if !self.make_room(now, i - 1, tokens, fx) {
+                i = self.after_failing(slot, i);
                 continue;
             }
             let ends = tokens == pending;
@@ -234,6 +235,12 @@ impl Core {
             room -= tokens;
             self.add_entry(plan, shape, slot, (tokens, 0), parted);
         }
+    }
+
+    /// The place of the next sequence after one that got no room: where it gave way itself, the next
+    /// has moved up.
+    fn after_failing(&self, slot: u32, next: usize) -> usize {
+        if self.running.get(next - 1) == Some(&slot) { next } else { next - 1 }
     }
 
     /// Makes the blocks of the next `tokens` positions of a running sequence (given by its place
