@@ -291,3 +291,23 @@ fn no_more_is_demoted_than_needed() {
     assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 0));
     cache.check().unwrap();
 }
+
+#[test]
+fn a_chain_on_disk_loses_its_end_first() {
+    let (mut cache, ns) = (KvCache::new(config(2, 2)), namespace(0));
+    let (tokens, mut table) = ([1, 1, 2, 2], Vec::new());
+    assert!(cache.allocate_n(TENANT, 2, &mut table));
+    let mut chain = cache.chain_root(&ns);
+    cache.register(&mut chain, &tokens[..2], table[0]);
+    cache.register(&mut chain, &tokens[2..], table[1]);
+    // The start is copied first, so it is the first that might go.
+    let copies: Vec<_> = table.iter().filter_map(|&block| cache.demote(block)).collect();
+    copies.into_iter().for_each(|id| cache.move_done(id, true));
+    cache.release_table(&mut table, 0);
+    pass(&mut cache, &ns, &[8, 8, 9, 9]);
+    moves(&mut cache);
+    assert_eq!((cache.allocate(TENANT), moves(&mut cache).len()), (None, 1));
+    let found = cache.lookup(&ns, TENANT, &tokens, 4, &mut table);
+    assert_eq!((found.tokens, found.on_disk), (0, 1));
+    cache.check().unwrap();
+}
