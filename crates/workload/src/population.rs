@@ -20,7 +20,7 @@ pub struct PopulationSpec {
     pub name: String,
     /// How many clients.
     pub clients: u32,
-    /// Arrivals of all of them together.
+    /// Arrivals of all of them together. Rates that change at random do so for each client by itself.
     pub rate: RateSpec,
     /// Client `k` has a share of `k^-skew`: with 1 to 1.5, a few send most.
     pub skew: f64,

@@ -91,7 +91,7 @@ fn offset_seconds(text: &[u8]) -> Option<i64> {
 /// Days from 1970-01-01 to a date of the Gregorian calendar, from 1970 on.
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     const BEFORE: [u64; 13] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365];
-    let leap = |y: u64| y % 4 == 0 && (y % 100 != 0 || y % 400 == 0);
+    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
     if year < 1970 || !(1..=12).contains(&month) {
         return None;
     }

@@ -97,11 +97,11 @@ fn scaled(digits: u128, scale: i32, unit_ns: u64) -> Result<u64, Problem> {
     let value = match scale {
         _ if value == 0 => 0,
         ..=-39 => 0,
-        ..=-1 => {
+        -38..=-1 => {
             let by = 10u128.pow(scale.unsigned_abs());
             value / by + u128::from(value % by >= by.div_ceil(2))
         }
-        ..=38 => value.checked_mul(10u128.pow(scale as u32)).ok_or(too_large.clone())?,
+        0..=38 => value.checked_mul(10u128.pow(scale as u32)).ok_or(too_large.clone())?,
         _ => return Err(too_large),
     };
     u64::try_from(value).map_err(|_| too_large)
