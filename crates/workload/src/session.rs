@@ -1,5 +1,8 @@
-//! Conversations: turns that carry what was said before. Users who think, agents that wait for
-//! tools, rounds of reasoning and users of a closed loop are all of this form.
+//! Conversations: turns that carry what was said before.
+//!
+//! Users who think are of this form, and so are agents: a turn is a step, the gap is the tool's work,
+//! and the prompt's new tokens are what the tool returned. Rounds of reasoning are turns without gaps.
+//! Users of a closed loop wait for their answers but begin afresh ([`Context::Fresh`]).
 
 use dunlin_units::{SeedTree, SessionId, Stream, Time};
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,5 @@
 //! Damaged traces: whatever the bytes, a reader returns rows that obey the limits, or names the
 //! line, and never panics.
-#![allow(clippy::disallowed_macros, reason = "random tests print their seed")]
 
 mod common;
 
@@ -91,7 +90,6 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Stream) {
 #[test]
 fn damaged_excerpts() {
     let seed = seed(31);
-    println!("seed {seed}");
     let mut random = SeedTree::root(seed).stream();
     for (name, kind) in EXCERPTS {
         let whole = head(&excerpt(name), 12);
@@ -121,7 +119,6 @@ fn one_byte_changed_everywhere() {
 #[test]
 fn noise_and_traces_taken_for_others() {
     let seed = seed(32);
-    println!("seed {seed}");
     let mut random = SeedTree::root(seed).stream();
     for round in 0..2000 {
         let length = 1 + random.next_below(200);

@@ -268,7 +268,6 @@ fn bad_rows_are_named() {
     refused(&mooncake.replace(": 3", ": -3"), 1, Column::Name("timestamp"), Problem::Negative);
     let json = |text: &str| Problem::Json(text.to_string());
     for (text, column, problem) in [
-        (mooncake.replace("600", "NaN"), 36, "expected value"),
         (mooncake.replace("600", "6.5"), 37, "invalid type: floating point `6.5`, expected u64"),
         (mooncake.replace("\"input_length\": 600, ", ""), 57, "missing field `input_length`"),
         (mooncake[..50].to_string(), 50, "EOF while parsing a string"),
@@ -280,6 +279,14 @@ fn bad_rows_are_named() {
         let TraceError::Row(row) = error else { panic!("{error}") };
         assert_eq!((row.line, &row.problem), (1, &json(problem)), "{text}");
         assert!(matches!(row.column, Column::Byte(at) if at.abs_diff(column) <= 3), "{row:?}");
+    }
+    for (value, problem) in
+        [("NaN", Problem::NaN), ("Infinity", Problem::Infinite), ("-Infinity", Problem::Infinite)]
+    {
+        let text = mooncake.replace("600", value);
+        let mut reader = TraceReader::new(text.as_bytes(), None, ReadOptions::default()).unwrap();
+        let Some(Err(TraceError::Row(row))) = reader.next() else { panic!("{value} was read") };
+        assert_eq!((row.line, row.problem), (1, problem), "{:?}", row.column);
     }
     let odd = azure(good) + "2023-11-16 18:15:47,3,4\n";
     let mut bytes = odd.into_bytes();
@@ -409,6 +416,32 @@ fn stretched_traces_keep_what_users_do() {
     let rows = [Request::new(Time(1000), 1, 1), waiting, Request::new(Time(2001), 1, 1)];
     let arrivals: Vec<u64> = stretch(rows.into_iter(), 0.5).map(|r| r.arrival.0).collect();
     assert_eq!(arrivals, [500, 500, 1001]);
+}
+
+/// A file that fails after its first two lines.
+struct Failing(usize);
+
+impl std::io::Read for Failing {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        const LINES: &[u8] = b"timestamp,input_tokens,output_tokens\n1,2,3\n";
+        if self.0 == LINES.len() {
+            return Err(std::io::Error::other("the disk is gone"));
+        }
+        let count = into.len().min(LINES.len() - self.0);
+        into[..count].copy_from_slice(&LINES[self.0..self.0 + count]);
+        self.0 += count;
+        Ok(count)
+    }
+}
+
+#[test]
+fn failures_to_read_are_told() {
+    let input = std::io::BufReader::new(Failing(0));
+    let mut reader = TraceReader::new(input, None, ReadOptions::default()).unwrap();
+    assert_eq!(reader.next().unwrap().unwrap(), Request::new(Time(1_000_000_000), 2, 3));
+    let error = reader.next().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "line 3: the disk is gone");
+    assert!(reader.next().is_none());
 }
 
 /// Rows of every excerpt survive our own format.

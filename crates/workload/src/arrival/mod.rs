@@ -30,7 +30,8 @@ pub enum ArrivalSpec {
         rate: RateSpec,
     },
     /// All at once at the start. With sessions whose turns wait for each other this is a closed
-    /// loop: so many users, each with one request at a time. Without, it is a batch.
+    /// loop: so many users, each with one request at a time. Without, it is a batch. (Turns without
+    /// any gap between them all have the same earliest arrival, so give sessions an end.)
     ClosedLoop {
         /// How many.
         users: u32,

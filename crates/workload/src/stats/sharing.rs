@@ -9,7 +9,9 @@
 //! twice (spatial sampling: SHARDS, Waldspurger and others, FAST 2015). The estimate has no bias, and
 //! is exact as long as nothing was forgotten.
 //!
-//! Requests are taken one after the other, as if each were done when the next arrives.
+//! Requests are taken one after the other, as if each were done when the next arrives. A real cache
+//! also computes the last token of every prompt anew, since its logits are needed, and shares whole
+//! blocks only.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

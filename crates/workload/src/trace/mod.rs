@@ -296,7 +296,7 @@ impl<R: BufRead> Iterator for TraceReader<R> {
                 false => match self.lines.next() {
                     Ok(line) => line,
                     Err(source) => {
-                        let line = self.lines.number();
+                        let line = self.lines.number() + 1;
                         return self.end(TraceError::Io { line, source });
                     }
                 },

@@ -26,10 +26,25 @@ struct Fields {
 /// A line of JSON. Fields that it does not name are passed over.
 pub(super) fn parse<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T, (Column, Problem)> {
     serde_json::from_str(line).map_err(|e| {
-        let text = e.to_string();
-        // The place is told apart.
-        let text = text.split(" at line ").next().unwrap_or(&text);
-        (Column::Byte(e.column() as u32), Problem::Json(text.to_string()))
+        let problem = without_end(line, e.column()).unwrap_or_else(|| {
+            let text = e.to_string();
+            // The place is told apart.
+            Problem::Json(text.split(" at line ").next().unwrap_or(&text).to_string())
+        });
+        (Column::Byte(e.column() as u32), problem)
+    })
+}
+
+/// What Python writes for numbers that JSON does not have, if that is what stands at byte `column`
+/// (from 1) or just before it.
+fn without_end(line: &str, column: usize) -> Option<Problem> {
+    (1..=2).find_map(|back| {
+        let rest = line.get(column.checked_sub(back)?..)?;
+        match rest.as_bytes() {
+            [b'N', b'a', b'N', ..] => Some(Problem::NaN),
+            [b'I', b'n', b'f', ..] => Some(Problem::Infinite),
+            _ => None,
+        }
     })
 }
 

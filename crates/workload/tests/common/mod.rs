@@ -1,12 +1,20 @@
 //! What several tests share. Each test file is a program of its own that uses a part of it.
-#![allow(dead_code, clippy::disallowed_methods, reason = "a test reads files and its seed")]
+#![allow(
+    dead_code,
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "a test reads files, takes its seed from outside and prints it"
+)]
 
 use dunlin_workload::Request;
 use dunlin_workload::trace::{BadRows, ReadOptions, TraceKind, TraceReader};
 
-/// The seed of a random test: another than the usual one by `DUNLIN_TEST_SEED`.
+/// The seed of a random test: another than the usual one by `DUNLIN_SEED`.
 pub fn seed(usual: u64) -> u64 {
-    std::env::var("DUNLIN_TEST_SEED").map_or(usual, |text| text.parse().expect("a number"))
+    let seed = std::env::var("DUNLIN_SEED").map(|text| text.parse().expect("a number"));
+    let seed = seed.unwrap_or(usual);
+    println!("seed {seed}");
+    seed
 }
 
 /// An excerpt of a recorded trace.
