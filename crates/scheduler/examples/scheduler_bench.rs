@@ -24,8 +24,8 @@ const STEP_NS: u64 = 1_000_000;
 /// between them lengths are taken as uniform. Means drawn: 1,159 in and 211 out; the trace's: 1,155
 /// and 211.
 const CONTEXT: [u32; 35] = [
-    2, 165, 194, 206, 235, 374, 383, 391, 396, 401, 405, 412, 428, 818, 966, 1001, 1020, 1037, 1052,
-    1067, 1083, 1100, 1120, 1147, 1189, 1312, 1335, 1770, 2310, 3018, 4079, 4089, 4142, 6212,
+    2, 165, 194, 206, 235, 374, 383, 391, 396, 401, 405, 412, 428, 818, 966, 1001, 1020, 1037,
+    1052, 1067, 1083, 1100, 1120, 1147, 1189, 1312, 1335, 1770, 2310, 3018, 4079, 4089, 4142, 6212,
     14050,
 ];
 const GENERATED: [u32; 35] = [
@@ -44,7 +44,9 @@ fn main() {
             many_requests(count, trace.map(String::as_str), prefix_cache)
         }
         _ => {
-            eprintln!("usage: scheduler_bench step | requests [COUNT] [TRACE.csv] [no-prefix-cache]");
+            eprintln!(
+                "usage: scheduler_bench step | requests [COUNT] [TRACE.csv] [no-prefix-cache]"
+            );
             std::process::exit(2);
         }
     };

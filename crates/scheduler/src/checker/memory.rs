@@ -12,7 +12,8 @@ pub(super) const PENDING: u64 = 0;
 /// The link of a position: 64 bits of its token and of all before it. Two different prefixes share
 /// one with a chance of 2^-64.
 pub(super) fn link(before: u64, token: u32) -> u64 {
-    let mut z = before.rotate_left(7) ^ u64::from(token).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut z = before.rotate_left(7)
+        ^ u64::from(token).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     (z ^ (z >> 31)).max(1)
@@ -126,12 +127,17 @@ impl Memory {
         ensure!(b.motion.is_none(), "block {block} is in two moves");
         match motion {
             Motion::Leaving => ensure!(
-                b.chain.len() == size && !b.chain.contains(&PENDING) && b.last_write < first_in_flight,
+                b.chain.len() == size
+                    && !b.chain.contains(&PENDING)
+                    && b.last_write < first_in_flight,
                 "block {block} goes to disk before it is full and computed"
             ),
             Motion::Coming => {
                 ensure!(b.references == 0, "block {block} is loaded over, and is held");
-                ensure!(b.named_until < first_in_flight, "block {block} is loaded over in its step");
+                ensure!(
+                    b.named_until < first_in_flight,
+                    "block {block} is loaded over in its step"
+                );
                 b.chain.clear();
             }
         }

@@ -143,7 +143,13 @@ impl PlanChecker {
         result.map_err(|problem| Violation { call: self.calls, now, problem })
     }
 
-    fn check(&mut self, now: Time, events: &[Event], fx: &Effects, deadline: Option<Time>) -> Check {
+    fn check(
+        &mut self,
+        now: Time,
+        events: &[Event],
+        fx: &Effects,
+        deadline: Option<Time>,
+    ) -> Check {
         ensure!(now >= self.now, "time runs backwards");
         self.now = now;
         self.outputs.clear();

@@ -3,11 +3,13 @@
 use dunlin_units::{RequestId, SeqId};
 
 use super::{
-    Check, PlanChecker, bills::Share, ensure,
+    Check, PlanChecker,
+    bills::Share,
+    ensure,
     memory::{Motion, PENDING, link},
 };
 use crate::{
-    effects::{Entry, End, Output, StepPlan},
+    effects::{End, Entry, Output, StepPlan},
     event::{Class, Commit, DraftNode, SampleEnd, StepOutcome},
 };
 
@@ -37,8 +39,7 @@ impl PlanChecker {
             "{tokens} tokens; a step has at most {}",
             self.config.max_step_tokens
         );
-        let mut step =
-            Step { id: plan.step.0, entries: Vec::new(), samples: Vec::new() };
+        let mut step = Step { id: plan.step.0, entries: Vec::new(), samples: Vec::new() };
         let mut samples = plan.samples.as_slice();
         let mut draft = plan.draft.as_slice();
         for entry in &plan.entries {
@@ -217,14 +218,17 @@ impl PlanChecker {
     fn check_shared_write(&mut self, writer: SeqId, block: u32, from: u32, to: u32) -> Check {
         let size = self.memory.block_tokens;
         let index = from as usize / size;
-        let wanted: Vec<u64> =
-            (from..to).map(|p| self.seqs[writer.0 as usize].as_ref().map_or(0, |s| s.link_at(p))).collect();
+        let wanted: Vec<u64> = (from..to)
+            .map(|p| self.seqs[writer.0 as usize].as_ref().map_or(0, |s| s.link_at(p)))
+            .collect();
         for (slot, other) in self.seqs.iter().enumerate() {
             let Some(other) = other.as_ref().filter(|o| o.table.contains(&block)) else { continue };
             let places = other.table.iter().filter(|&&b| b == block).count();
             let same = other.table.get(index) == Some(&block)
                 && places == 1
-                && (from..to).zip(&wanted).all(|(p, &link)| link != PENDING && other.link_at(p) == link);
+                && (from..to)
+                    .zip(&wanted)
+                    .all(|(p, &link)| link != PENDING && other.link_at(p) == link);
             ensure!(
                 same || (slot == writer.0 as usize && places == 1),
                 "it writes positions {from}..{to} to block {block}, which sequence {slot} names too"

@@ -164,10 +164,7 @@ impl PlanChecker {
         let (request, choice) = (s.request.take(), s.choice);
         // A request that is over may have gone already: it is forgotten when it finishes.
         if let Some(r) = request.and_then(|id| self.requests.get_mut(&id)) {
-            ensure!(
-                r.seqs[choice as usize].take() == Some(seq),
-                "the choice has another sequence"
-            );
+            ensure!(r.seqs[choice as usize].take() == Some(seq), "the choice has another sequence");
         }
         Ok(())
     }
@@ -283,7 +280,10 @@ impl PlanChecker {
         let (chain, table) = (s.chain.clone(), s.table.clone());
         for (part, &block) in chain.chunks(size).zip(&table) {
             let block = self.memory.block(block)?;
-            ensure!(block.references == 1 && block.motion.is_none(), "it is to fill a shared block");
+            ensure!(
+                block.references == 1 && block.motion.is_none(),
+                "it is to fill a shared block"
+            );
             block.chain = part.to_vec();
             block.last_write = 0;
         }

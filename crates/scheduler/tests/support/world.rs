@@ -114,8 +114,9 @@ impl World {
         let clip = self.config.clip_tokens.unwrap_or(u32::MAX);
         for (choice, (end, tokens)) in (0..).zip(finished.ends.iter().zip(outputs)) {
             let got = tokens.len() as u32;
-            let right =
-                (0..got).map(|i| rules.token(s.request, choice, prompt_end + i)).collect::<Vec<_>>();
+            let right = (0..got)
+                .map(|i| rules.token(s.request, choice, prompt_end + i))
+                .collect::<Vec<_>>();
             assert_eq!(*tokens, right, "{} choice {choice}", s.request);
             let stop = rules.stops_after(s.request, choice).unwrap_or(u32::MAX);
             let whole = match end {
