@@ -12,8 +12,9 @@ set -euo pipefail
 results=${1:?usage: scripts/bench.sh RESULTS [REPETITIONS]}
 reps=${2:-5}
 here=$(cd "$(dirname "$0")" && pwd)
-dunlin=${DUNLIN:-$here/../target/release/dunlin}
-models=${DUNLIN_MODELS:-${XDG_CACHE_HOME:-$HOME/.cache}/dunlin/models}
+dunlin=${DUNLIN:-${CARGO_TARGET_DIR:-$here/../target}/release/dunlin}
+cache=${DUNLIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dunlin}
+models=${DUNLIN_MODELS:-$cache/models}
 mkdir -p "$results"
 
 run() { # NAME MODEL ARGUMENTS...
@@ -35,7 +36,7 @@ qwen=qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 
 # The Q4_0 file is made from the Q4_1 one: for speed alone, its quality is worse than a proper one's.
 if [ -f "$models/$smol" ] && [ ! -f "$models/$smol0" ]; then
-  python=$(ls -d "$(dirname "$models")"/peers/llama-*/bin/python 2>/dev/null | head -n 1 || true)
+  python=$(ls -d "$cache"/peers/llama-*/bin/python 2>/dev/null | head -n 1 || true)
   if [ -n "$python" ]; then
     "$python" "$here/peers/requantize.py" "$models/$smol" "$models/$smol0" q4_0 2> /dev/null
   else
