@@ -34,9 +34,11 @@ impl Gamma {
             if t <= 0.0 {
                 continue;
             }
-            let (v, e) = (t * t * t, unit_exponential(random));
-            // ln u < x^2 / 2 + d - d v + d ln v, with u the exponential's.
-            if -e < 0.5 * x * x + self.d * (1.0 - v + math::ln(v)) {
+            let (v, u, square) = (t * t * t, 1.0 - random.next_unit(), x * x);
+            // The first suffices nine times in ten, and saves the logarithms.
+            if u < 1.0 - 0.0331 * square * square
+                || math::ln(u) < 0.5 * square + self.d * (1.0 - v + math::ln(v))
+            {
                 break v;
             }
         };
