@@ -311,3 +311,15 @@ fn a_chain_on_disk_loses_its_end_first() {
     assert_eq!((found.tokens, found.on_disk), (0, 1));
     cache.check().unwrap();
 }
+
+#[test]
+fn a_block_is_charged_to_whoever_allocated_it_until_it_is_free() {
+    let mut cache = KvCache::new(config(2, 0));
+    let block = cache.allocate(TenantId(3)).unwrap();
+    assert_eq!(cache.charged_to(block), Some(TenantId(3)));
+    cache.share(block);
+    cache.release(block);
+    assert_eq!(cache.charged_to(block), Some(TenantId(3)));
+    cache.release(block);
+    assert_eq!(cache.charged_to(block), None);
+}

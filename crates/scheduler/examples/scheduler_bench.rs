@@ -8,7 +8,12 @@
 //!
 //! The trace is the Azure LLM inference trace of conversations of 2023 (a line of TIMESTAMP,
 //! ContextTokens, GeneratedTokens each); without it, lengths are drawn from its quantiles below.
-#![allow(clippy::disallowed_methods, clippy::disallowed_macros, reason = "it measures time")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    clippy::disallowed_types,
+    reason = "it measures time"
+)]
 
 use std::time::Instant;
 

@@ -142,7 +142,8 @@ pub enum SessionOp {
         /// All of its tokens; each has its KV.
         tokens: Arc<[u32]>,
     },
-    /// Ends the session, and the requests that use it.
+    /// Ends the session. Not while a request extends it: abort that first. Requests that keep nothing
+    /// have copies of their own and go on.
     Close(SessionId),
 }
 

@@ -130,13 +130,17 @@ impl Core {
 
     /// How much of a sequence's draft is taken on: what the step and its limit leave room for.
     fn fit_draft(&mut self, slot: u32, left: u32) -> u32 {
+        let bt = self.block_tokens as usize;
         let seq = &mut self.seqs[slot];
         if seq.draft.is_empty() || seq.unknown > 0 {
             return 0;
         }
         // One token more than the draft comes of it.
         let until_limit = seq.limit - seq.tokens.len() as u32 - 1;
-        let fits = (left - 1).min(until_limit) as usize;
+        // Nobody gives way for a guess. One block may go to a copy of the last.
+        let blocks = seq.table.len() + self.kv.available_to(seq.tenant).saturating_sub(1);
+        let memory = (blocks * bt).saturating_sub(seq.planned as usize + 1);
+        let fits = memory.min((left - 1).min(until_limit) as usize);
         // Parents come before their children, so any beginning of a tree is a tree.
         seq.draft.truncate(fits);
         seq.draft.len() as u32

@@ -13,9 +13,13 @@
 //! it, and k is at most its arrival + 2 * `MAX_SLACK_NS`. Those before it are finitely many, each
 //! ends after at most `max_tokens` steps in which it has a part, and:
 //!
-//! - The sequence with the smallest key of all that run is never preempted (a victim has a larger
-//!   key than whoever needs the memory, or is that sequence itself when none has), and a request
-//!   that could not run alone is rejected at submission. So the first always gets on, and ends.
+//! - Memory goes to the smallest key: a victim has a larger key than whoever needs its blocks. A
+//!   sequence gives way itself only where those behind it cannot, having a part in a step in flight or
+//!   being of other tenants while its own is at its budget; then it is in the queue again.
+//! - While the first of the queue lacks memory, nobody behind it is taken on. So those that run end
+//!   one by one, and it gets on at the latest when nobody else runs: a request that could not run
+//!   alone is rejected at submission. Where its tenant's budget is in the way, others pass it, and it
+//!   gets on when those end that hold what is charged to its tenant.
 //! - Whoever waits for another's prompt to be computed (see [`crate::Core`]) waits for one that
 //!   runs, has the smaller key or got on already; it is skipped until then and not overtaken for
 //!   ever, because that prompt gets at least one token into each step that has room.
