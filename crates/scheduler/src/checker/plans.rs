@@ -286,8 +286,18 @@ impl PlanChecker {
             if entry.samples == 0 {
                 self.seq_done(entry.seq)?;
                 let r = self.request(id)?;
+                let (end, choices) = (r.prompt_end(), r.choices());
                 if failed {
                     self.end(id, choice, &End::Error)?;
+                    // Choices that parted in a later step have no prompt either.
+                    for choice in 0..choices {
+                        let seq = self.request(id)?.seqs[choice as usize];
+                        if let Some(seq) = seq
+                            && self.seq(seq)?.chain.len() as u32 == end
+                        {
+                            self.end(id, choice, &End::Error)?;
+                        }
+                    }
                 } else if entry.first_position + entry.tokens == r.limit() {
                     let end = r.length_end();
                     self.end(id, choice, &end)?;

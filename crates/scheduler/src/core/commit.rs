@@ -104,11 +104,29 @@ impl Core {
                 self.ended_in_flight(now, slot, fx);
             }
         } else if failed {
-            self.end_choice(now, slot, End::Error, fx);
+            self.prompt_failed(now, slot, fx);
         } else if seq.computed == seq.total() && !seq.generates() {
             let end = self.length_end(slot);
             self.end_choice(now, slot, end, fx);
         }
+    }
+
+    /// A chunk could not be computed. Where the choices have parted in the next step already, none of
+    /// them has a prompt.
+    fn prompt_failed(&mut self, now: Time, slot: u32, fx: Fx<'_>) {
+        let request = self.seqs[slot].request;
+        let r = &self.requests[request];
+        let prompt_end = r.prompt_end as usize;
+        for choice in 1..r.seqs.len() {
+            let other = self.requests[request].seqs[choice];
+            if other == slot || other == NONE || self.seqs[other].stage == Stage::Ending {
+                continue;
+            }
+            if self.seqs[other].tokens.len() == prompt_end {
+                self.end_choice(now, other, End::Error, fx);
+            }
+        }
+        self.end_choice(now, slot, End::Error, fx);
     }
 
     /// A sequence was sampled.
