@@ -39,6 +39,11 @@ impl Model {
         self.template.is_some()
     }
 
+    /// The chat template's source.
+    pub fn template(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
     /// The tokens of a conversation up to the start of the assistant's answer.
     ///
     /// # Errors

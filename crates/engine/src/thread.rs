@@ -88,7 +88,8 @@ enum Command<B> {
 type Watchers = HashMap<RequestId, Watcher>;
 
 struct Watcher {
-    events: Sender<RequestEvent>,
+    /// Takes the request's events, on the engine's thread.
+    sink: Box<dyn FnMut(RequestEvent) + Send>,
     cancel: CancelFlag,
 }
 
@@ -207,6 +208,11 @@ impl<B> EngineHandle<B> {
     fn gone(&self) -> EngineGone {
         self.epitaph.read()
     }
+
+    /// Why the thread has ended, if it has. Does not wait.
+    pub fn ended(&self) -> Option<EngineGone> {
+        self.epitaph.0.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl<B: Backend + 'static> EngineHandle<B> {
@@ -255,12 +261,11 @@ impl<B: Backend + 'static> EngineHandle<B> {
         submit: impl FnOnce(&mut Engine<B>) -> Result<RequestId, E> + Send + 'static,
     ) -> Result<Result<RequestHandle, E>, EngineGone> {
         let (events, receiver) = channel();
-        let watcher = Watcher { events, cancel: cancel.clone() };
-        let submitted = self.call_with(move |engine, watchers| {
-            let id = submit(engine)?;
-            watchers.insert(id, watcher);
-            Ok(id)
-        })?;
+        // Whoever is not there any more has cancelled already.
+        let sink = move |event| {
+            let _ = events.send(event);
+        };
+        let submitted = self.watch_with(cancel.clone(), sink, submit)?;
         let epitaph = self.epitaph.clone();
         Ok(submitted.map(|id| RequestHandle {
             id,
@@ -269,6 +274,35 @@ impl<B: Backend + 'static> EngineHandle<B> {
             cancel,
             epitaph,
         }))
+    }
+
+    /// Submits a request whose events a function takes: on the engine's thread, so it must not wait.
+    /// It is dropped when the request is over or the thread ends. The request's flag cancels it.
+    ///
+    /// # Errors
+    /// The request could never run, or the thread has ended.
+    pub fn submit_to(
+        &self,
+        request: Request,
+        sink: impl FnMut(RequestEvent) + Send + 'static,
+    ) -> Result<RequestId, SubmitError> {
+        let cancel = request.cancel.clone();
+        let submit = move |engine: &mut Engine<B>| engine.submit(request);
+        self.watch_with(cancel, sink, submit)?.map_err(SubmitError::Request)
+    }
+
+    fn watch_with<E: Send + 'static>(
+        &self,
+        cancel: CancelFlag,
+        sink: impl FnMut(RequestEvent) + Send + 'static,
+        submit: impl FnOnce(&mut Engine<B>) -> Result<RequestId, E> + Send + 'static,
+    ) -> Result<Result<RequestId, E>, EngineGone> {
+        let watcher = Watcher { sink: Box::new(sink), cancel };
+        self.call_with(move |engine, watchers| {
+            let id = submit(engine)?;
+            watchers.insert(id, watcher);
+            Ok(id)
+        })
     }
 
     /// How the engine is doing.
@@ -378,11 +412,11 @@ fn serve<B: Backend>(mut engine: Engine<B>, inbox: &Receiver<Command<B>>) {
     let _ = engine.flush_record();
 }
 
-/// Hands an event to whom it concerns. Whoever is not there any more has cancelled already.
+/// Hands an event to whom it concerns.
 fn tell(watchers: &mut Watchers, event: Event<'_>) {
-    let send = |watchers: &Watchers, request: RequestId, event: RequestEvent| {
-        if let Some(watcher) = watchers.get(&request) {
-            let _ = watcher.events.send(event);
+    let send = |watchers: &mut Watchers, request: RequestId, event: RequestEvent| {
+        if let Some(watcher) = watchers.get_mut(&request) {
+            (watcher.sink)(event);
         }
     };
     match event {

@@ -38,5 +38,6 @@ commands! {
     pull => Pull,
     replay => Replay,
     run => Run,
+    serve => Serve,
     tokenize => Tokenize,
 }

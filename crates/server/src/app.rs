@@ -1,0 +1,226 @@
+//! What all handlers share, and the routes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{MatchedPath, Request, State},
+    http::{HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::{
+    anthropic, auth, body,
+    config::Config,
+    error::{self, ApiError, Protocol},
+    identity::Identity,
+    metrics::Metrics,
+    ollama, openai, openapi, ops,
+    service::{Health, ModelInfo, Service, ServiceError},
+    text,
+};
+
+/// What all handlers share.
+pub struct App {
+    pub(crate) service: Arc<dyn Service>,
+    pub(crate) config: Config,
+    pub(crate) identity: Identity,
+    pub(crate) metrics: Metrics,
+    keys: auth::Keys,
+    /// One permit for each request that may generate or wait to.
+    admission: Arc<Semaphore>,
+    draining: AtomicBool,
+}
+
+impl App {
+    /// An application over an engine.
+    pub fn new(service: Arc<dyn Service>, config: Config, identity: Identity) -> Self {
+        Self {
+            keys: auth::Keys::new(&config.api_keys),
+            admission: Arc::new(Semaphore::new(config.max_requests)),
+            metrics: Metrics::new(),
+            draining: AtomicBool::new(false),
+            service,
+            config,
+            identity,
+        }
+    }
+
+    /// From now on no new requests are taken.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether no new requests are taken.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Requests that hold a place now.
+    pub fn requests_under_way(&self) -> usize {
+        self.config.max_requests - self.admission.available_permits()
+    }
+
+    /// A place for one more request that generates.
+    ///
+    /// # Errors
+    /// Where the engine is not there, the server is about to stop, or all places are taken.
+    pub(crate) fn admit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        match self.service.health() {
+            Health::Loading => return Err(ApiError::unavailable("the model is being loaded")),
+            Health::Dead => return Err(ApiError::unavailable("the engine has stopped")),
+            Health::Ready => {}
+        }
+        if self.is_draining() {
+            return Err(ApiError::unavailable("the server is stopping"));
+        }
+        let permit = self.admission.clone().try_acquire_owned();
+        permit.map_err(|_| ApiError::overloaded())
+    }
+
+    /// The model of this name; the default one where none is named.
+    ///
+    /// # Errors
+    /// 404 for a name that no model has, 503 while there are none.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<ModelInfo, ApiError> {
+        let models = self.service.models();
+        if models.is_empty() {
+            return Err(ApiError::unavailable("the model is being loaded"));
+        }
+        let wanted = |model: &ModelInfo| {
+            name.is_none_or(|name| {
+                name == model.id || name.strip_suffix(":latest") == Some(&model.id)
+            })
+        };
+        models.into_iter().find(wanted).ok_or_else(|| ApiError {
+            field: Some("model".into()),
+            ..ApiError::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                "model: there is no model of this name; /v1/models lists those that there are",
+            )
+        })
+    }
+
+    /// Calls the engine where blocking is allowed.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&dyn Service) -> Result<T, ServiceError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let service = self.service.clone();
+        match tokio::task::spawn_blocking(move || call(&*service)).await {
+            Ok(result) => result.map_err(Into::into),
+            Err(_) => Err(ApiError::failed("the request could not be handled")),
+        }
+    }
+
+    /// Reads and decodes a request's body.
+    ///
+    /// # Errors
+    /// As [`body::read_json`].
+    pub(crate) async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, ApiError> {
+        body::read_json(request, &self.config).await
+    }
+}
+
+/// The routes over an application.
+pub fn router(app: Arc<App>) -> Router {
+    let cors = cors(&app.config.cors_origins);
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat::create))
+        .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{id}", get(openai::models::retrieve))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat::chat))
+        .route("/api/generate", post(ollama::generate::generate))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/version", get(ollama::models::version))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/apply-template", post(text::apply_template))
+        .route("/health", get(ops::health))
+        .route("/ready", get(ops::ready))
+        .route("/metrics", get(ops::metrics))
+        .route("/server_info", get(ops::server_info))
+        .route("/model_info", get(ops::model_info))
+        .route("/openapi.json", get(openapi::describe))
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this path has other methods",
+            )
+        })
+        .fallback(|| async {
+            ApiError::new(StatusCode::NOT_FOUND, "path_not_found", "there is no such path")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .layer(cors)
+        .with_state(app)
+}
+
+/// Refuses those who may not call, shapes errors, and counts.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let protocol = Protocol::of_path(request.uri().path());
+    // Paths that are not served are counted together, so that they cannot fill the memory.
+    let route = request.extensions().get::<MatchedPath>();
+    let route = route.map_or("other", |path| path.as_str()).to_string();
+    let allowed = auth::check_origin(&app.config.cors_origins, request.headers())
+        .and_then(|()| app.keys.check(request.uri().path(), request.headers()));
+    let response = match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    app.metrics.answered(&route, response.status(), started.elapsed());
+    let mut response = error::shape(response, protocol);
+    if app.is_draining() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let origin = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| origin.parse().ok()))
+    };
+    CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
+        .allow_headers(Any)
+        .max_age(std::time::Duration::from_secs(3600))
+}
+
+/// An answer that is JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(text) => {
+            let content_type =
+                [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            (content_type, Body::from(text)).into_response()
+        }
+        Err(_) => ApiError::failed("the answer could not be written").into_response(),
+    }
+}

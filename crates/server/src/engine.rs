@@ -1,0 +1,363 @@
+//! The engine as a [`Service`]: templates and tokens in front of it, its thread behind.
+//!
+//! Events go from the engine's thread straight into the channel of the request, which has room for
+//! all that the request can bring: the engine never waits for a reader. What a slow reader can make
+//! the server hold is so bounded by the context, and by the limit on writes for how long.
+
+use std::sync::{
+    Arc, RwLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+use dunlin_engine::{
+    CancelFlag, Completion, ContextOverflow, EngineThread, Finish as EngineFinish,
+    PositionLogprobs, Request, RequestError, RequestEvent, SubmitError, TextOptions,
+};
+use dunlin_executor::sampler::TokenLogprob as EngineLogprob;
+use dunlin_tensor::Backend;
+use dunlin_tokenizer::{
+    ChatInput, ChatTemplate, EncodeOptions, LocalTime, Tokenizer, TokenizerError,
+};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::service::{
+    Chat, ChatEnding, Chunk, Finish, Generate, Generation, Health, Input, ModelInfo, OnDrop,
+    Service, ServiceError, Stats, TokenLogprob, TokenLogprobs, Usage,
+};
+
+/// A model that has been loaded.
+struct Loaded<B> {
+    thread: EngineThread<B>,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    info: ModelInfo,
+    /// KV blocks in all, and tokens in each.
+    kv: (usize, usize),
+}
+
+/// One model on one engine. It starts empty, so that a server can answer while the model is loaded.
+pub struct EngineService<B> {
+    loaded: RwLock<Option<Arc<Loaded<B>>>>,
+    preemptions: Arc<AtomicU64>,
+}
+
+/// A model that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Its chat template.
+    #[error("the model's chat template cannot be used")]
+    Template(#[source] TokenizerError),
+    /// The engine's thread.
+    #[error("the engine's thread cannot be started")]
+    Thread(#[source] std::io::Error),
+}
+
+impl<B: Backend + 'static> Default for EngineService<B> {
+    fn default() -> Self {
+        Self { loaded: RwLock::new(None), preemptions: Arc::default() }
+    }
+}
+
+impl<B: Backend + 'static> EngineService<B> {
+    /// A service whose model is still to come.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The model has come: from now on requests are served.
+    ///
+    /// # Errors
+    /// A chat template that is none.
+    pub fn set_model(
+        &self,
+        engine: dunlin_engine::Engine<B>,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+    ) -> Result<(), ServeError> {
+        let template = info.template.as_deref().map(ChatTemplate::new).transpose();
+        let template = template.map_err(ServeError::Template)?;
+        let kv = (engine.backend().block_count(), engine.backend().block_tokens());
+        let info = ModelInfo { context: engine.context(), ..info };
+        let thread = EngineThread::new(engine).map_err(ServeError::Thread)?;
+        let loaded = Loaded { thread, tokenizer, template, info, kv };
+        let mut place = self.loaded.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *place = Some(Arc::new(loaded));
+        Ok(())
+    }
+
+    fn loaded(&self) -> Option<Arc<Loaded<B>>> {
+        self.loaded.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// The model, if it has come.
+    fn model(&self) -> Result<Arc<Loaded<B>>, ServiceError> {
+        self.loaded().ok_or(ServiceError::Unavailable)
+    }
+}
+
+impl<B: Backend + 'static> Service for EngineService<B> {
+    fn health(&self) -> Health {
+        match self.loaded() {
+            None => Health::Loading,
+            Some(loaded) if loaded.thread.handle().ended().is_some() => Health::Dead,
+            Some(_) => Health::Ready,
+        }
+    }
+
+    fn models(&self) -> Vec<ModelInfo> {
+        self.loaded().map(|loaded| loaded.info.clone()).into_iter().collect()
+    }
+
+    fn stats(&self) -> Stats {
+        let Some(loaded) = self.loaded() else { return Stats::default() };
+        let Ok(stats) = loaded.thread.handle().stats() else { return Stats::default() };
+        let (kv_blocks, block_tokens) = loaded.kv;
+        let free = usize::try_from(stats.load.available_blocks).unwrap_or(kv_blocks);
+        Stats {
+            running: stats.load.running as usize,
+            waiting: (stats.load.waiting + stats.load.loading) as usize,
+            kv_blocks,
+            kv_blocks_used: kv_blocks.saturating_sub(free),
+            block_tokens,
+            preemptions: self.preemptions.load(Ordering::Relaxed),
+        }
+    }
+
+    fn encode(&self, _: &str, input: &Input) -> Result<Vec<u32>, ServiceError> {
+        self.model()?.encode(input)
+    }
+
+    fn decode(&self, _: &str, tokens: &[u32]) -> Result<String, ServiceError> {
+        let bytes = self.model()?.tokenizer.decode(tokens, false);
+        let bytes = bytes.map_err(|error| unusable("tokens", error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn render(&self, _: &str, chat: &Chat) -> Result<String, ServiceError> {
+        self.model()?.render(chat)
+    }
+
+    fn generate(&self, generate: Generate) -> Result<Generation, ServiceError> {
+        let loaded = self.model()?;
+        let prompt = loaded.encode(&generate.input)?;
+        let prompt_tokens = prompt.len();
+        let begins_text =
+            matches!(&generate.input, Input::Chat(chat) if chat.ending != ChatEnding::Continue);
+        let mut stop_tokens = generate.stop_token_ids;
+        if !generate.ignore_eos {
+            stop_tokens.extend(loaded.tokenizer.end_ids());
+        }
+        let room = loaded.info.context.saturating_sub(prompt_tokens);
+        let most = generate.max_tokens.map_or(room, |most| most.min(room));
+        let stop_strings = generate.stop_strings.clone();
+        let request = Request {
+            choices: generate.choices,
+            overflow: ContextOverflow::Stop,
+            stop_tokens,
+            stop_strings: generate.stop_strings,
+            text: TextOptions { show_special: generate.show_special, begins_text },
+            logprobs: generate.logprobs,
+            ..Request::new(prompt, generate.sampling, generate.max_tokens)
+        };
+        // A token each, the text that was held back, the end of each choice, and the end.
+        let capacity = (most + 2) * generate.choices as usize + 1;
+        let (chunks, receiver) = mpsc::channel(capacity);
+        let flag = request.cancel.clone();
+        let sink = Sink {
+            chunks,
+            cancel: flag.clone(),
+            tokenizer: loaded.tokenizer.clone(),
+            stop_strings,
+            preemptions: self.preemptions.clone(),
+        };
+        let submitted = loaded.thread.handle().submit_to(request, move |event| sink.take(event));
+        submitted.map_err(|error| match error {
+            SubmitError::Gone(_) => ServiceError::Unavailable,
+            SubmitError::Request(error) => refused(error),
+        })?;
+        Ok(Generation {
+            prompt_tokens,
+            chunks: receiver,
+            cancel: OnDrop::new(move || flag.cancel()),
+        })
+    }
+}
+
+impl<B: Backend + 'static> Loaded<B> {
+    fn encode(&self, input: &Input) -> Result<Vec<u32>, ServiceError> {
+        match input {
+            Input::Tokens(tokens) => Ok(tokens.clone()),
+            Input::Chat(chat) => self.tokens_of(&self.render(chat)?, "messages"),
+            Input::Text(text) => {
+                let mut tokens = self.tokens_of(text, "prompt")?;
+                if let Some(bos) = self.tokenizer.special_ids().bos
+                    && self.tokenizer.adds_bos()
+                    && tokens.first() != Some(&bos)
+                {
+                    tokens.insert(0, bos);
+                }
+                Ok(tokens)
+            }
+        }
+    }
+
+    fn tokens_of(&self, text: &str, field: &'static str) -> Result<Vec<u32>, ServiceError> {
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        self.tokenizer.encode(text, options).map_err(|error| unusable(field, error))
+    }
+
+    fn render(&self, chat: &Chat) -> Result<String, ServiceError> {
+        let Some(template) = &self.template else {
+            let problem = "the model has no chat template, so it can only continue texts";
+            return Err(unusable("messages", problem));
+        };
+        let ids = self.tokenizer.special_ids();
+        let spelt = |id: Option<u32>| {
+            let bytes = id.and_then(|id| self.tokenizer.token_bytes(id)).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let now = jiff::Zoned::now();
+        let text = template.render(&ChatInput {
+            messages: &chat.messages,
+            tools: &chat.tools,
+            add_generation_prompt: chat.ending == ChatEnding::Generation,
+            bos_token: &spelt(ids.bos),
+            eos_token: &spelt(ids.eos),
+            now: Some(LocalTime {
+                unix_seconds: now.timestamp().as_second(),
+                offset_seconds: now.offset().seconds(),
+            }),
+            variables: Some(&chat.variables),
+        });
+        let text = text.map_err(|error| match error {
+            // What the engine says may quote the conversation.
+            TokenizerError::TemplateRender { line, .. } => unusable(
+                "messages",
+                format!("the chat template fails on this conversation (line {line})"),
+            ),
+            error => unusable("messages", error),
+        })?;
+        match chat.ending {
+            ChatEnding::Continue => cut_after_last(&text, &chat.messages),
+            ChatEnding::Generation | ChatEnding::Closed => Ok(text),
+        }
+    }
+}
+
+/// A rendered conversation up to the end of its last message's text.
+fn cut_after_last(text: &str, messages: &[Value]) -> Result<String, ServiceError> {
+    let content = messages.last().map(|message| &message["content"]);
+    let last = match content {
+        Some(Value::String(last)) => Some(last.as_str()),
+        Some(Value::Array(parts)) => parts.last().and_then(|part| part["text"].as_str()),
+        _ => None,
+    };
+    // Templates trim what they print.
+    let last = last.map(str::trim).filter(|last| !last.is_empty());
+    let at = last.and_then(|last| Some(text.rfind(last)? + last.len()));
+    at.map(|end| text[..end].to_string()).ok_or_else(|| {
+        let problem = "the last message cannot be continued: it is empty, or the chat template \
+                       changes it";
+        unusable("messages", problem)
+    })
+}
+
+fn unusable(field: &'static str, problem: impl std::fmt::Display) -> ServiceError {
+    ServiceError::Unusable { field: Some(field), message: format!("{field}: {problem}") }
+}
+
+/// The engine's refusal in the protocols' terms.
+fn refused(error: RequestError) -> ServiceError {
+    match error {
+        RequestError::PromptTooLong { prompt, context } => {
+            ServiceError::ContextExceeded { prompt, context }
+        }
+        RequestError::Param(param) => {
+            ServiceError::Unusable { field: Some(param.field), message: param.to_string() }
+        }
+        RequestError::EmptyPrompt => unusable("prompt", error),
+        RequestError::TokenOutOfRange { .. } => unusable("prompt", error),
+        RequestError::OutputTooLong { .. } | RequestError::NoTokensWanted => {
+            unusable("max_tokens", error)
+        }
+        RequestError::BadChoices { .. } => unusable("n", error),
+        RequestError::NoTokenizer | RequestError::EmptyStopString => unusable("stop", error),
+        RequestError::KvTooSmall { .. } => {
+            ServiceError::Unusable { field: None, message: error.to_string() }
+        }
+    }
+}
+
+/// Takes a request's events, on the engine's thread.
+struct Sink {
+    chunks: mpsc::Sender<Chunk>,
+    cancel: CancelFlag,
+    tokenizer: Tokenizer,
+    stop_strings: Vec<String>,
+    preemptions: Arc<AtomicU64>,
+}
+
+impl Sink {
+    fn take(&self, event: RequestEvent) {
+        match event {
+            RequestEvent::Token { choice, text, logprobs, .. } => {
+                let logprobs = logprobs.map(|logprobs| self.logprobs(&logprobs));
+                self.send(Chunk::Token { choice, text, logprobs });
+            }
+            RequestEvent::Text { choice, text } => {
+                self.send(Chunk::Token { choice, text, logprobs: None });
+            }
+            RequestEvent::Finished(completion) => self.finish(&completion),
+        }
+    }
+
+    /// The receiver has room for everything; where it does not take this, it is gone.
+    fn send(&self, chunk: Chunk) {
+        if self.chunks.try_send(chunk).is_err() {
+            self.cancel.cancel();
+        }
+    }
+
+    fn finish(&self, completion: &Completion) {
+        let bill = &completion.bill;
+        self.preemptions.fetch_add(bill.preemptions as u64, Ordering::Relaxed);
+        for (choice, end) in (0..).zip(&completion.choices) {
+            let finish = match &end.finish {
+                EngineFinish::StopToken(_) => Finish::StopToken,
+                EngineFinish::StopString(which) => {
+                    Finish::StopString(self.stop_strings.get(*which).cloned().unwrap_or_default())
+                }
+                EngineFinish::MaxTokens | EngineFinish::ContextFull | EngineFinish::Clipped => {
+                    Finish::Length
+                }
+                EngineFinish::Cancelled | EngineFinish::Expired => Finish::Cancelled,
+                EngineFinish::Rejected(_)
+                | EngineFinish::Unsampleable(_)
+                | EngineFinish::BackendFailed(_) => {
+                    Finish::Failed(end.finish.error().unwrap_or_else(|| "it failed".into()))
+                }
+            };
+            self.send(Chunk::End { choice, finish });
+        }
+        self.send(Chunk::Done(Usage {
+            prompt_tokens: bill.prompt_tokens + bill.context_tokens,
+            cached_tokens: bill.cached_tokens,
+            output_tokens: bill.output_tokens,
+            queue_ns: bill.queue_ns,
+            prefill_ns: bill.prefill_ns,
+            decode_ns: bill.decode_ns,
+        }));
+    }
+
+    fn logprobs(&self, position: &PositionLogprobs) -> TokenLogprobs {
+        let token = |t: &EngineLogprob| TokenLogprob {
+            bytes: self.tokenizer.token_bytes(t.token).unwrap_or_default().to_vec(),
+            logprob: t.logprob as f32,
+        };
+        TokenLogprobs {
+            chosen: token(&position.chosen),
+            top: position.top.iter().map(token).collect(),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What is counted, in Prometheus' format.
+//!
+//! `vllm:*` are the names that routers and dashboards read, with that project's meanings; `dunlin:*`
+//! is what they lack. Gauges of the engine are read when somebody asks.
+
+use std::{sync::Mutex, time::Duration};
+
+use axum::http::StatusCode;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::service::{Finish, ModelInfo, Stats, Usage};
+
+/// Seconds of latencies that users wait for: first tokens, whole answers.
+const LATENCY_SECONDS: [f64; 16] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0];
+/// Seconds between tokens.
+const TOKEN_SECONDS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Model {
+    model_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Finished {
+    model_name: String,
+    finished_reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    route: String,
+    status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheConfig {
+    model_name: String,
+    block_size: usize,
+    num_gpu_blocks: usize,
+    num_cpu_blocks: usize,
+}
+
+type PerModel = Family<Model, Counter>;
+type Level = Family<Model, Gauge<f64, std::sync::atomic::AtomicU64>>;
+type Times = Family<Model, Histogram, fn() -> Histogram>;
+
+/// Everything that is counted.
+pub(crate) struct Metrics {
+    registry: Mutex<Registry>,
+    running: Level,
+    waiting: Level,
+    kv_usage: Level,
+    cache_config: Family<CacheConfig, Gauge>,
+    preemptions: PerModel,
+    prompt_tokens: PerModel,
+    generation_tokens: PerModel,
+    prefix_queries: PerModel,
+    prefix_hits: PerModel,
+    finished: Family<Finished, Counter>,
+    first_token: Times,
+    between_tokens: Times,
+    end_to_end: Times,
+    queue: Times,
+    answers: Family<Route, Counter>,
+    answer_seconds: Histogram,
+    disconnects: Counter,
+    in_flight: Gauge,
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+fn latencies() -> Histogram {
+    Histogram::new(LATENCY_SECONDS)
+}
+
+fn token_times() -> Histogram {
+    Histogram::new(TOKEN_SECONDS)
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let metrics = Self {
+            registry: Mutex::new(Registry::default()),
+            running: Level::default(),
+            waiting: Level::default(),
+            kv_usage: Level::default(),
+            cache_config: Family::default(),
+            preemptions: PerModel::default(),
+            prompt_tokens: PerModel::default(),
+            generation_tokens: PerModel::default(),
+            prefix_queries: PerModel::default(),
+            prefix_hits: PerModel::default(),
+            finished: Family::default(),
+            first_token: Times::new_with_constructor(latencies),
+            between_tokens: Times::new_with_constructor(token_times),
+            end_to_end: Times::new_with_constructor(latencies),
+            queue: Times::new_with_constructor(latencies),
+            answers: Family::default(),
+            answer_seconds: latencies(),
+            disconnects: Counter::default(),
+            in_flight: Gauge::default(),
+        };
+        let mut registry = Registry::default();
+        let m = &metrics;
+        let mut add =
+            |name: &str, help: &str, what: &dyn Register| what.register(&mut registry, name, help);
+        add("vllm:num_requests_running", "Requests that have a part in steps", &m.running);
+        add("vllm:num_requests_waiting", "Requests that wait for their first step", &m.waiting);
+        add("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", &m.kv_usage);
+        add("vllm:gpu_cache_usage_perc", "The same under its older name", &m.kv_usage);
+        add("vllm:cache_config_info", "Sizes of the KV cache", &m.cache_config);
+        add("vllm:num_preemptions", "Requests that gave way to others, ever", &m.preemptions);
+        add("vllm:prompt_tokens", "Tokens of prompts", &m.prompt_tokens);
+        add("vllm:generation_tokens", "Tokens generated", &m.generation_tokens);
+        add(
+            "vllm:prefix_cache_queries",
+            "Tokens of prompts looked up in the prefix cache",
+            &m.prefix_queries,
+        );
+        add("vllm:prefix_cache_hits", "Of those, the ones that were there", &m.prefix_hits);
+        add("vllm:request_success", "Requests that ended, by why", &m.finished);
+        add("vllm:time_to_first_token_seconds", "From arrival to the first token", &m.first_token);
+        add(
+            "vllm:time_per_output_token_seconds",
+            "Mean time between a request's tokens",
+            &m.between_tokens,
+        );
+        add("vllm:e2e_request_latency_seconds", "From arrival to the end", &m.end_to_end);
+        add("vllm:request_queue_time_seconds", "From arrival to the first step", &m.queue);
+        add("dunlin:http_responses", "Answers, by route and status", &m.answers);
+        add(
+            "dunlin:http_response_seconds",
+            "From a request's headers to its answer's",
+            &m.answer_seconds,
+        );
+        add(
+            "dunlin:disconnects",
+            "Clients that left before their answer was complete",
+            &m.disconnects,
+        );
+        add("dunlin:requests_in_flight", "Requests that hold a place", &m.in_flight);
+        metrics.registry.lock().map(|mut r| *r = registry).ok();
+        metrics
+    }
+
+    /// An answer's head was written.
+    pub fn answered(&self, route: &str, status: StatusCode, after: Duration) {
+        let route = Route { route: route.to_string(), status: status.as_u16() };
+        self.answers.get_or_create(&route).inc();
+        self.answer_seconds.observe(after.as_secs_f64());
+    }
+
+    /// A request's first token came.
+    pub fn first_token(&self, model: &str, after: Duration) {
+        self.first_token
+            .get_or_create(&Model { model_name: model.into() })
+            .observe(after.as_secs_f64());
+    }
+
+    /// A request ended by itself.
+    pub fn finished(&self, model: &str, usage: &Usage, choices: u32, after: Duration) {
+        let label = Model { model_name: model.into() };
+        self.prompt_tokens.get_or_create(&label).inc_by(usage.prompt_tokens as u64);
+        self.prefix_queries.get_or_create(&label).inc_by(usage.prompt_tokens as u64);
+        self.prefix_hits.get_or_create(&label).inc_by(usage.cached_tokens as u64);
+        self.generation_tokens.get_or_create(&label).inc_by(usage.output_tokens as u64);
+        self.end_to_end.get_or_create(&label).observe(after.as_secs_f64());
+        self.queue.get_or_create(&label).observe(usage.queue_ns as f64 / 1e9);
+        // Each choice but its first token, which prefill brought.
+        let gaps = usage.output_tokens.saturating_sub(choices as usize);
+        if gaps > 0 {
+            let per_choice = gaps as f64 / f64::from(choices.max(1));
+            let mean = usage.decode_ns as f64 / 1e9 / per_choice;
+            self.between_tokens.get_or_create(&label).observe(mean);
+        }
+    }
+
+    /// A choice ended.
+    pub fn choice_finished(&self, model: &str, finish: &Finish) {
+        let finished_reason = match finish {
+            Finish::StopToken | Finish::StopString(_) => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "abort",
+            Finish::Failed(_) => "error",
+        };
+        let label = Finished { model_name: model.into(), finished_reason };
+        self.finished.get_or_create(&label).inc();
+    }
+
+    /// A client left before its answer was complete.
+    pub fn disconnected(&self) {
+        self.disconnects.inc();
+    }
+
+    /// Everything, as text in the OpenMetrics format.
+    pub fn render(&self, model: Option<&ModelInfo>, stats: &Stats, in_flight: usize) -> String {
+        if let Some(model) = model {
+            let label = Model { model_name: model.id.clone() };
+            self.running.get_or_create(&label).set(stats.running as f64);
+            self.waiting.get_or_create(&label).set(stats.waiting as f64);
+            let usage = stats.kv_blocks_used as f64 / stats.kv_blocks.max(1) as f64;
+            self.kv_usage.get_or_create(&label).set(usage);
+            let preemptions = self.preemptions.get_or_create(&label);
+            preemptions.inner().store(stats.preemptions, std::sync::atomic::Ordering::Relaxed);
+            let config = CacheConfig {
+                model_name: model.id.clone(),
+                block_size: stats.block_tokens,
+                num_gpu_blocks: stats.kv_blocks,
+                num_cpu_blocks: 0,
+            };
+            self.cache_config.get_or_create(&config).set(1);
+        }
+        self.in_flight.set(in_flight as i64);
+        let mut out = String::new();
+        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut out, &registry);
+        out
+    }
+}
+
+/// What a registry takes; one call for all kinds.
+trait Register {
+    fn register(&self, registry: &mut Registry, name: &str, help: &str);
+}
+
+impl<M: prometheus_client::registry::Metric + Clone> Register for M {
+    fn register(&self, registry: &mut Registry, name: &str, help: &str) {
+        registry.register(name, help, self.clone());
+    }
+}

@@ -1,0 +1,135 @@
+//! What OpenAI's endpoints answer.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::service::{Finish, TokenLogprob, TokenLogprobs, Usage};
+
+/// What a stream holds besides the answer.
+#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    /// A last chunk with the usage.
+    pub include_usage: Option<bool>,
+    /// Padding against observers of sizes; has no effect.
+    #[serde(rename = "include_obfuscation")]
+    pub _include_obfuscation: Option<bool>,
+}
+
+/// An error.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What is wrong.
+    pub error: ErrorDetail,
+}
+
+/// What is wrong with a request, or went wrong with it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorDetail {
+    /// For a person.
+    pub message: String,
+    /// Its kind.
+    pub r#type: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// What it is, exactly.
+    pub code: Option<String>,
+}
+
+/// Tokens that were used.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub struct UsageBody {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated, over all choices.
+    pub completion_tokens: usize,
+    /// Both.
+    pub total_tokens: usize,
+    /// More about the prompt's.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// More about the tokens of a prompt.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub struct PromptTokensDetails {
+    /// Those whose keys and values were there already.
+    pub cached_tokens: usize,
+}
+
+impl From<&Usage> for UsageBody {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.output_tokens,
+            total_tokens: usage.prompt_tokens + usage.output_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+        }
+    }
+}
+
+/// Log-probabilities of a chat's tokens.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ChatLogprobs {
+    /// One entry a token.
+    pub content: Vec<ChatLogprob>,
+}
+
+/// A token of a chat, and what else could have been.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ChatLogprob {
+    /// Its text, invalid UTF-8 replaced.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The best tokens here.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// One of the best tokens at a place.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct TopLogprob {
+    /// Its text, invalid UTF-8 replaced.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl From<&TokenLogprobs> for ChatLogprob {
+    fn from(logprobs: &TokenLogprobs) -> Self {
+        let top = |token: &TokenLogprob| TopLogprob {
+            token: token_text(token),
+            logprob: finite(token.logprob),
+            bytes: token.bytes.clone(),
+        };
+        Self {
+            token: token_text(&logprobs.chosen),
+            logprob: finite(logprobs.chosen.logprob),
+            bytes: logprobs.chosen.bytes.clone(),
+            top_logprobs: logprobs.top.iter().map(top).collect(),
+        }
+    }
+}
+
+/// A token's text.
+pub fn token_text(token: &TokenLogprob) -> String {
+    String::from_utf8_lossy(&token.bytes).into_owned()
+}
+
+/// JSON has no infinities; OpenAI writes -9999 for what was impossible.
+pub fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { -9999.0 }
+}
+
+/// OpenAI's name for why a choice ended.
+pub fn finish_reason(finish: &Finish, calls: usize) -> &'static str {
+    match finish {
+        Finish::Length => "length",
+        _ if calls > 0 => "tool_calls",
+        Finish::StopToken | Finish::StopString(_) => "stop",
+        Finish::Cancelled | Finish::Failed(_) => "error",
+    }
+}

@@ -1,0 +1,273 @@
+//! A request under way, as all codecs see it: text and tool calls of each choice, and the end.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::{
+    app::App,
+    error::ApiError,
+    service::{Chunk, Finish, Generate, OnDrop, TokenLogprobs, Usage},
+    tools::{Part, ToolCall, ToolFormat, ToolParser},
+};
+
+/// The tools that an answer may call.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    /// How the model writes calls.
+    pub format: ToolFormat,
+    /// The tools' names.
+    pub names: Vec<String>,
+}
+
+/// What an answer is made of.
+#[derive(Debug, PartialEq)]
+pub enum Piece {
+    /// More text of a choice, with the log-probabilities of a token where they were asked for. The
+    /// text may be empty then.
+    Text { choice: u32, text: String, logprobs: Option<TokenLogprobs> },
+    /// A choice calls a tool; its `index`-th call, named `id`.
+    Call { choice: u32, index: usize, id: String, call: ToolCall },
+    /// A choice ended, after so many calls.
+    End { choice: u32, finish: Finish, calls: usize },
+    /// All choices ended.
+    Done(Usage),
+    /// It failed; nothing follows.
+    Failed(ApiError),
+}
+
+/// A request under way. Dropping it cancels what is left.
+pub struct Reply {
+    app: Arc<App>,
+    model: String,
+    choices: u32,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    chunks: mpsc::Receiver<Chunk>,
+    ready: VecDeque<Piece>,
+    /// One for each choice, where there are tools.
+    parsers: Vec<ToolParser>,
+    tools: Option<Tools>,
+    /// Calls of each choice.
+    calls: Vec<usize>,
+    parts: Vec<Part>,
+    arrived: Instant,
+    deadline: Option<Instant>,
+    begun: bool,
+    over: bool,
+    /// Cancels the request when this is dropped, or before.
+    cancel: Option<OnDrop>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reply {
+    /// Hands a request to the engine.
+    ///
+    /// # Errors
+    /// Requests that are not taken.
+    pub async fn start(
+        app: &Arc<App>,
+        mut request: Generate,
+        tools: Option<Tools>,
+    ) -> Result<Self, ApiError> {
+        let permit = app.admit()?;
+        let arrived = Instant::now();
+        let (model, choices) = (request.model.clone(), request.choices);
+        request.show_special |= tools.as_ref().is_some_and(|t| t.format.needs_special());
+        let generation = app.call(move |service| service.generate(request)).await?;
+        let parser = |tools: &Tools| ToolParser::new(tools.format, &tools.names);
+        let parsers = tools.iter().flat_map(|t| (0..choices).map(|_| parser(t))).collect();
+        Ok(Self {
+            model,
+            choices,
+            prompt_tokens: generation.prompt_tokens,
+            chunks: generation.chunks,
+            ready: VecDeque::new(),
+            parsers,
+            tools,
+            calls: vec![0; choices as usize],
+            parts: Vec::new(),
+            arrived,
+            deadline: app.config.request_timeout.map(|timeout| arrived + timeout),
+            begun: false,
+            over: false,
+            cancel: Some(generation.cancel),
+            _permit: permit,
+            app: app.clone(),
+        })
+    }
+
+    /// The next piece; none after [`Piece::Done`] or [`Piece::Failed`]. Nothing is lost when the
+    /// future is dropped.
+    pub async fn next(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Some(piece);
+            }
+            if self.over {
+                return None;
+            }
+            let chunk = match self.deadline {
+                None => self.chunks.recv().await,
+                Some(deadline) => {
+                    match tokio::time::timeout_at(deadline.into(), self.chunks.recv()).await {
+                        Ok(chunk) => chunk,
+                        Err(_) => {
+                            let status = StatusCode::GATEWAY_TIMEOUT;
+                            let message = "the answer took longer than the server allows";
+                            self.fail(ApiError::new(status, "request_timeout", message));
+                            continue;
+                        }
+                    }
+                }
+            };
+            self.take(chunk);
+        }
+    }
+
+    /// The next piece, if it is there already.
+    pub fn try_next(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Some(piece);
+            }
+            if self.over {
+                return None;
+            }
+            let chunk = self.chunks.try_recv().ok()?;
+            self.take(Some(chunk));
+        }
+    }
+
+    /// From the request's arrival.
+    pub fn elapsed(&self) -> Duration {
+        self.arrived.elapsed()
+    }
+
+    fn take(&mut self, chunk: Option<Chunk>) {
+        match chunk {
+            None => self.fail(ApiError::unavailable("the engine has stopped")),
+            Some(Chunk::Token { choice, text, logprobs }) => {
+                if !std::mem::replace(&mut self.begun, true) {
+                    self.app.metrics.first_token(&self.model, self.elapsed());
+                }
+                self.text(choice, text, logprobs);
+            }
+            Some(Chunk::End { choice, finish }) => {
+                if let Some(parser) = self.parsers.get_mut(choice as usize) {
+                    parser.finish(&mut self.parts);
+                    self.parts(choice);
+                }
+                self.app.metrics.choice_finished(&self.model, &finish);
+                match finish {
+                    Finish::Failed(message) => self.fail(ApiError::failed(message)),
+                    Finish::Cancelled => {
+                        self.fail(ApiError::unavailable("the request was cancelled by the server"));
+                    }
+                    finish => {
+                        let calls = self.calls.get(choice as usize).copied().unwrap_or_default();
+                        self.ready.push_back(Piece::End { choice, finish, calls });
+                    }
+                }
+            }
+            Some(Chunk::Done(usage)) => {
+                self.over = true;
+                self.app.metrics.finished(&self.model, &usage, self.choices, self.elapsed());
+                self.ready.push_back(Piece::Done(usage));
+            }
+        }
+    }
+
+    fn text(&mut self, choice: u32, text: String, logprobs: Option<TokenLogprobs>) {
+        let Some(parser) = self.parsers.get_mut(choice as usize) else {
+            if !text.is_empty() || logprobs.is_some() {
+                self.ready.push_back(Piece::Text { choice, text, logprobs });
+            }
+            return;
+        };
+        if logprobs.is_some() {
+            self.ready.push_back(Piece::Text { choice, text: String::new(), logprobs });
+        }
+        parser.push(&text, &mut self.parts);
+        self.parts(choice);
+    }
+
+    /// Passes on what a parser found.
+    fn parts(&mut self, choice: u32) {
+        let format = self.tools.as_ref().map_or(ToolFormat::Hermes, |tools| tools.format);
+        for part in self.parts.drain(..) {
+            self.ready.push_back(match part {
+                Part::Text(text) => Piece::Text { choice, text, logprobs: None },
+                Part::Call(call) => {
+                    let calls = &mut self.calls[choice as usize];
+                    let index = *calls;
+                    *calls += 1;
+                    let id = format.call_id(&self.app.identity.id(""));
+                    Piece::Call { choice, index, id, call }
+                }
+            });
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) {
+        self.over = true;
+        // The engine learns of it at once, not when the client has read the rest.
+        self.cancel = None;
+        self.chunks.close();
+        self.ready.push_back(Piece::Failed(error));
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.over {
+            self.app.metrics.disconnected();
+        }
+    }
+}
+
+/// A choice that is complete.
+#[derive(Debug, Default)]
+pub struct WholeChoice {
+    /// Its text.
+    pub text: String,
+    /// Its calls, with their ids.
+    pub calls: Vec<(String, ToolCall)>,
+    /// One entry a token, where asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Bytes of text before each of these tokens.
+    pub offsets: Vec<usize>,
+    /// Why it ended.
+    pub finish: Option<Finish>,
+}
+
+/// Waits for all of an answer.
+///
+/// # Errors
+/// Where any of it failed.
+pub async fn whole(mut reply: Reply) -> Result<(Vec<WholeChoice>, Usage), ApiError> {
+    let mut choices: Vec<WholeChoice> =
+        (0..reply.choices).map(|_| WholeChoice::default()).collect();
+    while let Some(piece) = reply.next().await {
+        match piece {
+            Piece::Text { choice, text, logprobs } => {
+                let choice = &mut choices[choice as usize];
+                if let Some(logprobs) = logprobs {
+                    choice.logprobs.push(logprobs);
+                    choice.offsets.push(choice.text.chars().count());
+                }
+                choice.text.push_str(&text);
+            }
+            Piece::Call { choice, id, call, .. } => choices[choice as usize].calls.push((id, call)),
+            Piece::End { choice, finish, .. } => choices[choice as usize].finish = Some(finish),
+            Piece::Done(usage) => return Ok((choices, usage)),
+            Piece::Failed(error) => return Err(error),
+        }
+    }
+    Err(ApiError::failed("the answer has no end"))
+}

@@ -1,0 +1,269 @@
+//! A scripted engine, and a server before it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use dunlin_server::{
+    App, Config, Ended, Identity, serve,
+    service::{
+        Chat, ChatEnding, Chunk, Finish, Generate, Generation, Health, Input, ModelInfo, OnDrop,
+        Service, ServiceError, Stats, TokenLogprob, TokenLogprobs, Usage,
+    },
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// The moment at which all answers are made: 2026-01-02T03:04:05.678Z.
+const NOW_NS: i128 = 1_767_323_045_678_000_000;
+
+/// An engine whose answers a test has written.
+pub struct Fake {
+    pub health: Mutex<Health>,
+    pub models: Mutex<Vec<ModelInfo>>,
+    /// What every request is answered with.
+    pub script: Mutex<Vec<Chunk>>,
+    /// What happens when the script is over: its answer ends, or waits for the client to leave.
+    pub holds: Mutex<bool>,
+    /// What every request is refused with.
+    pub refusal: Mutex<Option<ServiceError>>,
+    /// What was asked for.
+    pub seen: Mutex<Vec<Generate>>,
+    /// Requests that are under way.
+    pub live: Arc<AtomicUsize>,
+}
+
+impl Fake {
+    fn new() -> Self {
+        Self {
+            health: Mutex::new(Health::Ready),
+            models: Mutex::new(vec![model("tiny", Some("{% if tools %}<tool_call>{% endif %}"))]),
+            script: Mutex::new(answer(&["Hel", "", "lo"], Finish::StopToken)),
+            holds: Mutex::new(false),
+            refusal: Mutex::new(None),
+            seen: Mutex::new(Vec::new()),
+            live: Arc::default(),
+        }
+    }
+
+    /// The only request so far.
+    pub fn asked(&self) -> Generate {
+        let seen = self.seen.lock().unwrap();
+        assert_eq!(seen.len(), 1);
+        seen[0].clone()
+    }
+
+    /// Waits until so many requests are under way.
+    pub fn wait_for_live(&self, live: usize) {
+        let started = Instant::now();
+        while self.live.load(Ordering::SeqCst) != live {
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "{} requests are under way instead of {live}",
+                self.live.load(Ordering::SeqCst)
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+pub fn model(id: &str, template: Option<&str>) -> ModelInfo {
+    ModelInfo {
+        id: id.into(),
+        context: 128,
+        vocab_size: 256,
+        created: 1_700_000_000,
+        size_bytes: 1234,
+        architecture: "llama".into(),
+        parameters: 135_000_000,
+        quantization: "Q4_1".into(),
+        template: template.map(Into::into),
+        digest: "00ff".into(),
+    }
+}
+
+pub fn token(text: &str) -> Chunk {
+    Chunk::Token { choice: 0, text: text.into(), logprobs: None }
+}
+
+pub fn end(finish: Finish) -> Chunk {
+    Chunk::End { choice: 0, finish }
+}
+
+pub fn usage(prompt_tokens: usize, cached_tokens: usize, output_tokens: usize) -> Chunk {
+    Chunk::Done(Usage {
+        prompt_tokens,
+        cached_tokens,
+        output_tokens,
+        queue_ns: 1,
+        prefill_ns: 20,
+        decode_ns: 300,
+    })
+}
+
+/// One choice of these texts, for a prompt of 7 tokens of which 3 were cached.
+pub fn answer(texts: &[&str], finish: Finish) -> Vec<Chunk> {
+    let tokens = texts.iter().map(|text| token(text));
+    tokens.chain([end(finish), usage(7, 3, texts.len())]).collect()
+}
+
+pub fn logprobs(text: &str, logprob: f32, top: &[(&[u8], f32)]) -> Option<TokenLogprobs> {
+    let top = top.iter().map(|&(bytes, logprob)| TokenLogprob { bytes: bytes.into(), logprob });
+    Some(TokenLogprobs { chosen: TokenLogprob { bytes: text.into(), logprob }, top: top.collect() })
+}
+
+impl Service for Fake {
+    fn health(&self) -> Health {
+        *self.health.lock().unwrap()
+    }
+
+    fn models(&self) -> Vec<ModelInfo> {
+        self.models.lock().unwrap().clone()
+    }
+
+    fn stats(&self) -> Stats {
+        Stats {
+            running: self.live.load(Ordering::SeqCst),
+            waiting: 2,
+            kv_blocks: 40,
+            kv_blocks_used: 10,
+            block_tokens: 16,
+            preemptions: 5,
+        }
+    }
+
+    /// Tokens are bytes.
+    fn encode(&self, model: &str, input: &Input) -> Result<Vec<u32>, ServiceError> {
+        match input {
+            Input::Text(text) => Ok(text.bytes().map(u32::from).collect()),
+            Input::Tokens(tokens) => Ok(tokens.clone()),
+            Input::Chat(chat) => Ok(self.render(model, chat)?.bytes().map(u32::from).collect()),
+        }
+    }
+
+    fn decode(&self, _: &str, tokens: &[u32]) -> Result<String, ServiceError> {
+        let bytes: Vec<u8> = tokens.iter().map(|&id| id as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn render(&self, _: &str, chat: &Chat) -> Result<String, ServiceError> {
+        let mut text = String::new();
+        for message in &chat.messages {
+            if message["content"] == "raise" {
+                let message = "the chat template says: no".to_string();
+                return Err(ServiceError::Unusable { field: Some("messages"), message });
+            }
+            text += &format!("{}: {}\n", message["role"].as_str().unwrap(), message["content"]);
+        }
+        if chat.ending == ChatEnding::Generation {
+            text += "assistant:";
+        }
+        Ok(text)
+    }
+
+    fn generate(&self, request: Generate) -> Result<Generation, ServiceError> {
+        let prompt = self.encode(&request.model, &request.input)?.len();
+        if prompt >= 4096 {
+            return Err(ServiceError::ContextExceeded { prompt, context: 128 });
+        }
+        if let Some(refusal) = self.refusal.lock().unwrap().clone() {
+            return Err(refusal);
+        }
+        self.seen.lock().unwrap().push(request);
+        let (sender, chunks) = mpsc::channel(4);
+        let script = self.script.lock().unwrap().clone();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let flag = cancelled.clone();
+        let cancel = OnDrop::new(move || flag.store(true, Ordering::SeqCst));
+        let (holds, live) = (*self.holds.lock().unwrap(), self.live.clone());
+        live.fetch_add(1, Ordering::SeqCst);
+        std::thread::spawn(move || {
+            for chunk in script {
+                if sender.blocking_send(chunk).is_err() {
+                    break;
+                }
+            }
+            while holds && !cancelled.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            live.fetch_sub(1, Ordering::SeqCst);
+        });
+        Ok(Generation { prompt_tokens: 7, chunks, cancel })
+    }
+}
+
+/// A server before a scripted engine; it stops when dropped.
+pub struct Server {
+    pub address: SocketAddr,
+    pub fake: Arc<Fake>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Ended>>,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    pub fn with(config: Config) -> Self {
+        let fake = Arc::new(Fake::new());
+        let app = Arc::new(App::new(fake.clone(), config, Identity::fixed(NOW_NS)));
+        let (stop, stopped) = oneshot::channel();
+        let (ready, address) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                ready.send(listener.local_addr().unwrap()).unwrap();
+                let stopped = async { stopped.await.unwrap_or(()) };
+                serve(listener, app, stopped).await.unwrap()
+            })
+        });
+        Self { address: address.recv().unwrap(), fake, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Answers every request with these chunks.
+    pub fn script(self, chunks: Vec<Chunk>) -> Self {
+        *self.fake.script.lock().unwrap() = chunks;
+        self
+    }
+
+    /// Answers do not end by themselves.
+    pub fn holding(self) -> Self {
+        *self.fake.holds.lock().unwrap() = true;
+        let mut script = self.fake.script.lock().unwrap();
+        script.retain(|chunk| matches!(chunk, Chunk::Token { .. }));
+        drop(script);
+        self
+    }
+
+    /// Asks the server to end.
+    pub fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    /// Waits for the server to end.
+    pub fn join(&mut self) -> Ended {
+        self.stop();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.thread.is_some() && !std::thread::panicking() {
+            self.join();
+        }
+    }
+}

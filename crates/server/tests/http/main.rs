@@ -1,0 +1,13 @@
+//! The server over real connections, before a scripted engine.
+
+mod anthropic;
+mod client;
+mod fake;
+mod hostile;
+mod lifecycle;
+mod ollama;
+mod openai;
+mod openapi;
+mod operation;
+mod text;
+mod tools;
