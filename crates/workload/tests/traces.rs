@@ -353,6 +353,14 @@ fn long_lines_are_passed_over() {
         let bad = BadRow { line: 3, column: Column::Row, problem: Problem::LongLine };
         assert_eq!(reader.report().described, [bad]);
     }
+    // The first line too, where it is a row.
+    let row = r#"{"arrival_ns":5,"prompt_tokens":30,"output_tokens":7}"#;
+    let text = format!("{long}\n\n{row}\n");
+    let mut reader =
+        TraceReader::new(text.as_bytes(), Some(TraceKind::Native), options.clone()).unwrap();
+    assert_eq!(reader.by_ref().map(Result::unwrap).count(), 1);
+    assert_eq!((reader.report().bad, reader.report().described[0].line), (1, 1));
+    assert!(TraceReader::new(text.as_bytes(), None, options).is_err());
 }
 
 #[test]

@@ -61,7 +61,8 @@ pub enum BadRows {
     /// The first one is an error, and the last thing read.
     #[default]
     Refuse,
-    /// They are counted and left out.
+    /// They are counted and left out. A time that is wrong but possible is taken for right, and the
+    /// rows after it for out of order.
     Skip,
 }
 
@@ -133,8 +134,8 @@ pub struct TraceReader<R> {
     options: ReadOptions,
     report: ReadReport,
     latest: Time,
-    /// The first line, when it is a row that was read to find out the format.
-    pending: bool,
+    /// What the first line was, when it is a row that was read to find out the format.
+    pending: Option<Line>,
     ordered: bool,
     done: bool,
 }
@@ -191,28 +192,27 @@ impl<R: BufRead> TraceReader<R> {
         options: ReadOptions,
     ) -> Result<Self, TraceError> {
         let mut lines = Lines::new(input, options.max_line);
-        let header = |column, problem| TraceError::Row(BadRow { line: 1, column, problem });
-        let line = match lines.next().map_err(|source| TraceError::Io { line: 1, source })? {
-            Line::End => return Err(TraceError::Empty),
-            Line::TooLong => return Err(header(Column::Row, Problem::LongLine)),
-            Line::Text => lines.text(),
-        };
+        let line = lines.next().map_err(|source| TraceError::Io { line: 1, source })?;
+        if line == Line::End {
+            return Err(TraceError::Empty);
+        }
         let number = lines.number();
-        let (kind, format) = match std::str::from_utf8(line) {
-            // A first row that is bad is judged as a row, which may be left out.
-            Err(_) if kind.is_some_and(|k| !k.has_header()) => {
-                let kind = kind.expect("it has been looked at");
-                (kind, kind.format("").map_err(|(c, p)| header(c, p))?)
-            }
-            Err(e) => return Err(header(Column::Byte(e.valid_up_to() as u32 + 1), Problem::Utf8)),
-            Ok(text) => {
-                let kind = kind.or_else(|| TraceKind::detect(text));
-                let kind = kind.ok_or_else(|| header(Column::Row, Problem::UnknownFormat))?;
-                let at =
-                    |(column, problem)| TraceError::Row(BadRow { line: number, column, problem });
-                (kind, kind.format(text).map_err(at)?)
-            }
+        let bad = |(column, problem)| TraceError::Row(BadRow { line: number, column, problem });
+        let first = match line {
+            Line::TooLong => Err((Column::Row, Problem::LongLine)),
+            _ => utf8(lines.text()),
         };
+        let kind = match kind {
+            Some(kind) => kind,
+            None => TraceKind::detect(first.clone().map_err(bad)?)
+                .ok_or_else(|| bad((Column::Row, Problem::UnknownFormat)))?,
+        };
+        let format = match first {
+            // A first row that is bad is judged as a row, which may be left out.
+            Err(_) if !kind.has_header() => kind.format(""),
+            first => first.and_then(|header| kind.format(header)),
+        };
+        let format = format.map_err(bad)?;
         Ok(Self {
             lines,
             format,
@@ -220,7 +220,7 @@ impl<R: BufRead> TraceReader<R> {
             options,
             report: ReadReport::default(),
             latest: Time(0),
-            pending: !kind.has_header(),
+            pending: (!kind.has_header()).then_some(line),
             ordered: true,
             done: false,
         })
@@ -242,7 +242,8 @@ impl<R: BufRead> TraceReader<R> {
     }
 
     /// Reads all that is left into memory and sorts it by arrival, rows of one moment in the order
-    /// of the file: for traces whose rows are not in order.
+    /// of the file: for traces whose rows are not in order. Where times count from the first row, it
+    /// has to be the earliest all the same.
     ///
     /// # Errors
     /// As the iterator's.
@@ -255,9 +256,7 @@ impl<R: BufRead> TraceReader<R> {
 
     /// The request on the current line.
     fn judge(&mut self) -> Result<Row, (Column, Problem)> {
-        let line = std::str::from_utf8(self.lines.text())
-            .map_err(|e| (Column::Byte(e.valid_up_to() as u32 + 1), Problem::Utf8))?;
-        let row = self.format.row(line)?;
+        let row = self.format.row(utf8(self.lines.text())?)?;
         if let Row::Request(request) = &row {
             let limits = [
                 ("prompt", u64::from(request.prompt_tokens), u64::from(self.options.max_tokens)),
@@ -291,9 +290,9 @@ impl<R: BufRead> Iterator for TraceReader<R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.done {
-            let line = match std::mem::take(&mut self.pending) {
-                true => Line::Text,
-                false => match self.lines.next() {
+            let line = match self.pending.take() {
+                Some(line) => line,
+                None => match self.lines.next() {
                     Ok(line) => line,
                     Err(source) => {
                         let line = self.lines.number() + 1;
@@ -332,6 +331,11 @@ impl<R: BufRead> Iterator for TraceReader<R> {
         self.done = true;
         None
     }
+}
+
+/// A line as text.
+fn utf8(line: &[u8]) -> Result<&str, (Column, Problem)> {
+    std::str::from_utf8(line).map_err(|e| (Column::Byte(e.valid_up_to() as u32 + 1), Problem::Utf8))
 }
 
 /// Stretches a recorded trace in time by `factor`: 0.5 doubles the load. Delays are left as they
