@@ -32,6 +32,15 @@ fn one(client: ClientSpec) -> WorkloadSpec {
     WorkloadSpec { clients: vec![client], ..WorkloadSpec::default() }
 }
 
+fn poisson_clients(count: u32) -> WorkloadSpec {
+    let client = |i| {
+        let arrival = ArrivalSpec::poisson(f64::from(100 + i));
+        ClientSpec::new(format!("client {i}"), arrival, lognormal())
+    };
+    WorkloadSpec { clients: (0..count).map(client).collect(), ..WorkloadSpec::default() }
+}
+
+/// Clients with gamma gaps, the first few of which send most.
 fn population(clients: u32) -> WorkloadSpec {
     let population = PopulationSpec {
         name: "all".into(),
@@ -90,8 +99,9 @@ fn workloads() -> Vec<(&'static str, WorkloadSpec)> {
         ("gamma gaps, lognormal lengths", one(client(gamma, lognormal()))),
         ("shared prefixes", pools(sharing)),
         ("conversations", pools(chatting)),
-        ("10 clients", population(10)),
-        ("2,400 clients", population(2400)),
+        ("10 Poisson clients, lognormal lengths", poisson_clients(10)),
+        ("population of 10", population(10)),
+        ("population of 2,400", population(2400)),
     ]
 }
 
