@@ -181,7 +181,9 @@ impl Core {
     ) -> u32 {
         let slot = self.new_seq();
         let source = std::mem::take(&mut self.seqs[from]);
-        let planned = source.planned.min(tokens);
+        // The executor has not heard of blocks that are being loaded.
+        let loading = source.stage == Stage::Loading;
+        let planned = if loading { 0 } else { source.planned.min(tokens) };
         let blocks = planned.div_ceil(self.block_tokens);
         let seq = &mut self.seqs[slot];
         seq.stage = source.stage;
