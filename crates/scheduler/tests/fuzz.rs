@@ -199,7 +199,7 @@ fn anything_may_happen_and_everything_ends() {
     let seeds = std::env::var("DUNLIN_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
     let (mut over, mut rejected) = (0, 0);
     // Those that have found something since stay.
-    for seed in (0..seeds).chain([846, 1038, 3219, 4140]) {
+    for seed in (0..seeds).chain([846, 1038, 3219, 4140, 5275]) {
         let world = run(seed, 400, false);
         over += world.over.len();
         rejected += world.rejected;

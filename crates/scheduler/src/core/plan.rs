@@ -29,6 +29,14 @@ impl Core {
         self.idle_waits = self.idle_waits && self.others_than_idle();
         let room = self.prompt_room(&plan, shape);
         self.plan_prompts(now, &mut plan, &mut shape, room, fx);
+        if plan.entries.is_empty() && self.in_flight.is_empty() && self.running.is_empty() {
+            // Those that ran have given way to each other: the first of the queue gets on alone.
+            self.blocked = None;
+            self.admit(now, fx);
+            self.idle_waits = self.idle_waits && self.others_than_idle();
+            let room = self.prompt_room(&plan, shape);
+            self.plan_prompts(now, &mut plan, &mut shape, room, fx);
+        }
         if plan.entries.is_empty() {
             fx.spare_plan = plan;
             return;
