@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use dunlin_engine::{Engine, EngineConfig, ModelIdentity};
+use dunlin_kernels_cpu::kv::BLOCK_TOKENS;
 use dunlin_model::{LoadOptions, LoadedModel, ModelError};
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::{ChatTemplate, Tokenizer};
@@ -13,9 +14,6 @@ use crate::{
     commands::pull, engine_args::EngineArgs, model_args::ModelArgs, note, outcome::unusable,
     prompt::encode_chat, report::About,
 };
-
-/// As large as a block of KV may be.
-const MAX_BLOCK_TOKENS: usize = 16;
 
 /// A model ready to generate.
 pub struct Model {
@@ -145,7 +143,7 @@ pub fn model_path(args: &ModelArgs) -> anyhow::Result<PathBuf> {
 
 /// KV for so many full contexts, and the blocks that copies on write hold for a moment.
 pub fn kv_tokens(context: usize, parallel: usize) -> usize {
-    context.saturating_add(MAX_BLOCK_TOKENS).saturating_mul(parallel)
+    context.saturating_add(BLOCK_TOKENS).saturating_mul(parallel)
 }
 
 fn options(args: &ModelArgs, parallel: usize) -> anyhow::Result<LoadOptions> {

@@ -357,6 +357,8 @@ impl<B: Backend> Engine<B> {
         self.tell(on_event);
         if let Some(plan) = self.planned.pop_front() {
             self.run_plan(&plan);
+            // The next turn clears it, and uses its memory again.
+            self.effects.plan = Some(plan);
         } else if self.events.is_empty() && !self.jobs.is_empty() {
             self.wait();
         }

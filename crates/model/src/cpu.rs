@@ -45,7 +45,8 @@ impl CpuModel {
             Some(cpu) => cpu,
             None => CpuFeatures::detect()?,
         };
-        let all = || context.saturating_mul(options.sequences);
+        // A block more for each: a copy on write holds two for a moment.
+        let all = || context.saturating_add(BLOCK_TOKENS).saturating_mul(options.sequences);
         let blocks = options.kv_tokens.unwrap_or_else(all).div_ceil(BLOCK_TOKENS).max(1);
         let vectors = pack.vectors();
         let geometry = kv_geometry(&spec, &program, &vectors);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use dunlin_engine::{Engine, Request};
+use dunlin_kernels_cpu::kv::BLOCK_TOKENS;
 use dunlin_model::CpuModel;
 use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
 use serde::Serialize;
@@ -39,10 +40,10 @@ impl Sizes {
         }
     }
 
-    /// Tokens of KV that a row needs at most, in blocks of up to 16.
+    /// Tokens of KV that a row needs at most, in whole blocks.
     fn kv_tokens(&self) -> usize {
         let each = (self.prompt + self.output).max(self.prefix + self.suffix + self.prefix_output);
-        (each.next_multiple_of(16) + 16) * self.requests + 16
+        (each.next_multiple_of(BLOCK_TOKENS) + BLOCK_TOKENS) * self.requests + BLOCK_TOKENS
     }
 }
 

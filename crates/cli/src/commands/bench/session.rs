@@ -108,8 +108,8 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let sizes = Sizes::new(scale);
     let longest = (sizes.long + 2 * sizes.query + 16).max(sizes.prompt + 16).max(sizes.decoder());
-    let decoders = sizes.decoders * (sizes.decoder() + 32);
-    let kv_tokens = (sizes.long + sizes.short + 256).max(sizes.prompt + 64 + decoders) + longest;
+    let decoders = sizes.decoders * (sizes.decoder() + 64);
+    let kv_tokens = (sizes.long + sizes.short + 256).max(sizes.prompt + 128 + decoders) + longest;
     let mut bench = Bench::open(args, path, longest, kv_tokens)?;
     let mut all = Vec::new();
     for context in [sizes.short, sizes.long] {
