@@ -96,6 +96,14 @@ case $answer in
      skip "generating text: --offline, and the default model is not here" ;;
 esac
 
+section "the clients of others"
+if [ -n "$offline" ]; then
+  skip "the Python clients of OpenAI, Anthropic and Ollama: --offline"
+else
+  folder=${DUNLIN_TEST_MODELS:-${DUNLIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dunlin}/models}
+  CARGO_TARGET_DIR=$target scripts/clients-test.sh "$folder/SmolLM2-135M-Instruct.Q4_1.gguf"
+fi
+
 section "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 

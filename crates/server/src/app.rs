@@ -144,6 +144,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/responses", post(openai::responses::create))
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{id}", get(openai::models::retrieve))

@@ -14,6 +14,7 @@ use crate::{anthropic, app::json, ollama, openai, ops, text};
     paths(
         openai::chat::create,
         openai::completions::create,
+        openai::responses::create,
         openai::embeddings,
         openai::models::list,
         openai::models::retrieve,

@@ -12,7 +12,6 @@ use anyhow::Context as _;
 use dunlin_server::{
     App, Config, Ended, Identity, asked_to_stop, engine::EngineService, service::ModelInfo,
 };
-use dunlin_tensor::Backend;
 
 use crate::{
     engine_args::EngineArgs,

@@ -21,7 +21,7 @@ use crate::{
     error::{ApiError, Protocol},
     openai::{
         chat::tool_format,
-        fields::{check_sampling, checked_stops},
+        fields::{check_sampling, checked_stops, refuse},
     },
     reply::{Piece, Reply, Tools, WholeChoice, whole},
     service::{Chat, Finish, Generate, Input, ModelInfo, Usage},
@@ -132,10 +132,16 @@ fn plan(
     if request.max_tokens == 0 {
         return Err(ApiError::field("max_tokens", "it must be 1 or more"));
     }
-    let thinking = request.thinking.as_ref().filter(|t| !t.is_null());
-    if thinking.is_some_and(|t| t.get("type").and_then(Value::as_str) != Some("disabled")) {
-        return Err(ApiError::unsupported("thinking", "this server does not support it"));
-    }
+    // A model that never thinks is one that may and does not.
+    let harmless = [r#"{"type":"disabled"}"#, r#"{"type":"adaptive"}"#];
+    let format = request.output_config.as_ref().and_then(|config| config.get("format"));
+    refuse(&[
+        ("thinking", request.thinking.as_ref(), &harmless),
+        ("output_config.format", format, &[]),
+        ("container", request.container.as_ref(), &[]),
+        ("mcp_servers", request.mcp_servers.as_ref(), &[]),
+        ("context_management", request.context_management.as_ref(), &[]),
+    ])?;
     if request.temperature.is_some_and(|t| !(0.0..=1.0).contains(&t)) {
         return Err(ApiError::field("temperature", "it must be from 0 to 1"));
     }

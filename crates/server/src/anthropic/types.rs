@@ -31,8 +31,25 @@ pub struct MessagesRequest {
     pub tools: Option<Vec<AnthropicTool>>,
     /// `auto` or `none`.
     pub tool_choice: Option<Value>,
-    /// `disabled` alone.
+    /// `disabled` or `adaptive`.
     pub thinking: Option<Value>,
+    /// How hard to try has no effect; a format is not supported.
+    pub output_config: Option<Value>,
+    /// Not supported.
+    pub container: Option<Value>,
+    /// Not supported.
+    pub mcp_servers: Option<Value>,
+    /// Not supported.
+    pub context_management: Option<Value>,
+    /// Has no effect: prefixes are cached as they are.
+    #[serde(rename = "cache_control")]
+    pub _cache_control: Option<Value>,
+    /// Has no effect.
+    #[serde(rename = "inference_geo")]
+    pub _inference_geo: Option<Value>,
+    /// Has no effect.
+    #[serde(rename = "speed")]
+    pub _speed: Option<Value>,
     /// Has no effect.
     #[serde(rename = "metadata")]
     pub _metadata: Option<Value>,
@@ -59,6 +76,15 @@ pub struct CountRequest {
     /// Has no effect.
     #[serde(rename = "thinking")]
     pub _thinking: Option<Value>,
+    /// Has no effect.
+    #[serde(rename = "output_config")]
+    pub _output_config: Option<Value>,
+    /// Has no effect.
+    #[serde(rename = "cache_control")]
+    pub _cache_control: Option<Value>,
+    /// Has no effect.
+    #[serde(rename = "speed")]
+    pub _speed: Option<Value>,
 }
 
 /// A tool that the model may call.

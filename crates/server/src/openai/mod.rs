@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod fields;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 pub(crate) mod types;
 
 use axum::{http::StatusCode, response::IntoResponse};

@@ -75,6 +75,7 @@ fn every_field_reaches_the_engine() {
         ],
         "stop_sequences": ["x"], "temperature": 0.5, "top_p": 0.25, "top_k": 7,
         "metadata": {"user_id": "u"}, "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"}, "cache_control": {"type": "ephemeral"},
         "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
     });
     let answer = server.post(PATH, body.to_string());

@@ -9,5 +9,6 @@ mod ollama;
 mod openai;
 mod openapi;
 mod operation;
+mod responses;
 mod text;
 mod tools;
