@@ -41,9 +41,25 @@ pub enum Piece {
     Failed(ApiError),
 }
 
+/// A request's place among those that are under way.
+struct Place {
+    app: Arc<App>,
+    /// Whether its answer was complete, or it was refused.
+    settled: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.app.metrics.disconnected();
+        }
+    }
+}
+
 /// A request under way. Dropping it cancels what is left.
 pub struct Reply {
-    app: Arc<App>,
+    place: Place,
     model: String,
     choices: u32,
     /// Tokens of the prompt.
@@ -62,7 +78,6 @@ pub struct Reply {
     over: bool,
     /// Cancels the request when this is dropped, or before.
     cancel: Option<OnDrop>,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Reply {
@@ -75,11 +90,13 @@ impl Reply {
         mut request: Generate,
         tools: Option<Tools>,
     ) -> Result<Self, ApiError> {
-        let permit = app.admit()?;
+        let mut place = Place { _permit: app.admit()?, app: app.clone(), settled: false };
         let arrived = Instant::now();
         let (model, choices) = (request.model.clone(), request.choices);
         request.show_special |= tools.as_ref().is_some_and(|t| t.format.needs_special());
-        let generation = app.call(move |service| service.generate(request)).await?;
+        let generation = app.call(move |service| service.generate(request)).await;
+        // Here it is refused or taken; a client that left before was dropped with this function.
+        let generation = generation.inspect_err(|_| place.settled = true)?;
         let parser = |tools: &Tools| ToolParser::new(tools.format, &tools.names);
         let parsers = tools.iter().flat_map(|t| (0..choices).map(|_| parser(t))).collect();
         Ok(Self {
@@ -97,8 +114,7 @@ impl Reply {
             begun: false,
             over: false,
             cancel: Some(generation.cancel),
-            _permit: permit,
-            app: app.clone(),
+            place,
         })
     }
 
@@ -154,7 +170,7 @@ impl Reply {
             None => self.fail(ApiError::unavailable("the engine has stopped")),
             Some(Chunk::Token { choice, text, logprobs }) => {
                 if !std::mem::replace(&mut self.begun, true) {
-                    self.app.metrics.first_token(&self.model, self.elapsed());
+                    self.place.app.metrics.first_token(&self.model, self.elapsed());
                 }
                 self.text(choice, text, logprobs);
             }
@@ -163,7 +179,7 @@ impl Reply {
                     parser.finish(&mut self.parts);
                     self.parts(choice);
                 }
-                self.app.metrics.choice_finished(&self.model, &finish);
+                self.place.app.metrics.choice_finished(&self.model, &finish);
                 match finish {
                     Finish::Failed(message) => self.fail(ApiError::failed(message)),
                     Finish::Cancelled => {
@@ -177,7 +193,8 @@ impl Reply {
             }
             Some(Chunk::Done(usage)) => {
                 self.over = true;
-                self.app.metrics.finished(&self.model, &usage, self.choices, self.elapsed());
+                self.place.settled = true;
+                self.place.app.metrics.finished(&self.model, &usage, self.choices, self.elapsed());
                 self.ready.push_back(Piece::Done(usage));
             }
         }
@@ -207,7 +224,7 @@ impl Reply {
                     let calls = &mut self.calls[choice as usize];
                     let index = *calls;
                     *calls += 1;
-                    let id = format.call_id(&self.app.identity.id(""));
+                    let id = format.call_id(&self.place.app.identity.id(""));
                     Piece::Call { choice, index, id, call }
                 }
             });
@@ -216,18 +233,11 @@ impl Reply {
 
     fn fail(&mut self, error: ApiError) {
         self.over = true;
+        self.place.settled = true;
         // The engine learns of it at once, not when the client has read the rest.
         self.cancel = None;
         self.chunks.close();
         self.ready.push_back(Piece::Failed(error));
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if !self.over {
-            self.app.metrics.disconnected();
-        }
     }
 }
 

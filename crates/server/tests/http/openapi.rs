@@ -53,7 +53,8 @@ fn misfits(api: &Value, schema: &Value, value: &Value, path: &str, found: &mut V
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     };
-    if !kinds.contains(&kind) && !(kind == "integer" && kinds.contains(&"number")) {
+    let fits = kinds.contains(&kind) || kind == "integer" && kinds.contains(&"number");
+    if !fits {
         found.push(format!("{path}: {kind} instead of {kinds:?}"));
     }
     if let (Value::Array(items), Some(schema)) = (value, schema.get("items")) {
