@@ -9,6 +9,9 @@ use crate::{
     effects::{Entry, SeqOp, StepKind, StepPlan},
 };
 
+/// Tokens that a step's products take together.
+const TILE_TOKENS: u64 = 8;
+
 impl Core {
     /// Plans a step, if one may be planned and there is anything to do.
     pub(super) fn plan(&mut self, now: Time, fx: Fx<'_>) {
@@ -106,8 +109,7 @@ impl Core {
         seq.planned = end;
         seq.in_flight += 1;
         seq.last_step = plan.step.0;
-        shape.tokens += u64::from(tokens + draft);
-        shape.kv += u64::from(end + draft);
+        shape.add(u64::from(tokens + draft), u64::from(end + draft), tokens == 1);
         let mut samples = 0;
         if end == total && total < seq.limit {
             seq.unknown += 1;
@@ -200,6 +202,9 @@ impl Core {
                 let depth = self.first_prompt_depth();
                 // Before anything is known, a chunk as large as the decodes beside it.
                 let room = self.cost.room(shape, depth, percent).unwrap_or(shape.tokens);
+                // Kernels take columns by whole tiles: a part of one costs as much as all of it.
+                let part = (shape.tokens + room) % TILE_TOKENS;
+                let room = if room > TILE_TOKENS { room - part } else { room };
                 left.min(u32::try_from(room).unwrap_or(u32::MAX).max(MIN_CHUNK))
             }
         }

@@ -2,6 +2,7 @@
 //! a batch that never changes, and with a prefix that all share.
 
 use std::{
+    collections::BTreeMap,
     io::Write as _,
     path::Path,
     time::{Duration, Instant},
@@ -13,7 +14,11 @@ use dunlin_model::CpuModel;
 use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
 use serde::Serialize;
 
-use super::workload::{Bench, Setting, prompt, request};
+use super::{
+    peer_batch::{self, PeerBatches},
+    peers::{Peer, Requests},
+    workload::{Bench, Setting, prompt, request},
+};
 use crate::{commands::eval::argmax, model_args::ModelArgs, note};
 
 /// How much of everything.
@@ -60,6 +65,8 @@ struct Run {
     scheduler_us_max: f64,
     /// The scheduler's part of the time.
     scheduler_part: f64,
+    /// Choosing tokens, of the time.
+    sampling_part: f64,
     /// The time outside steps: submission, text, bills and the scheduler.
     outside_steps_part: f64,
     preemptions: usize,
@@ -88,6 +95,9 @@ struct Report {
     shared_prefix: Vec<Run>,
     /// The same without the prefix cache.
     shared_prefix_uncached: Vec<Run>,
+    /// The other engines on both.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    peers: BTreeMap<&'static str, PeerBatches>,
     /// The best of each, and what follows.
     summary: Summary,
 }
@@ -103,6 +113,11 @@ struct Summary {
     shared_prefix_uncached_seconds: f64,
     /// Against the prefix cache off.
     shared_prefix_speedup: f64,
+    /// Against the best of the other engines at its best batch size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offline_against_peers: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_prefix_against_peers: Option<f64>,
 }
 
 /// Measures, and writes the report.
@@ -115,6 +130,7 @@ pub fn run(
     scale: usize,
     reps: usize,
     json: bool,
+    peers: Vec<Peer>,
 ) -> anyhow::Result<()> {
     let sizes = Sizes::new(scale);
     let longest = (sizes.prompt + sizes.output + 1)
@@ -141,8 +157,27 @@ pub fn run(
         let off = |config: &mut dunlin_engine::EngineConfig| config.prefix_cache = false;
         uncached.push(bench.with_engine(off, |engine| all(engine, &shared))?);
     }
-    let summary = Summary::new(&offline, &statics, &cached, &uncached);
+    let mut found = BTreeMap::new();
+    for mut peer in peers {
+        let own = Requests {
+            requests: sizes.requests,
+            shared: 0,
+            prompt: sizes.prompt,
+            output: sizes.output,
+        };
+        let shared = Requests {
+            shared: sizes.prefix,
+            prompt: sizes.suffix,
+            output: sizes.prefix_output,
+            ..own
+        };
+        let name = peer.package().name;
+        found.insert(name, peer_batch::measure(&mut peer, own, shared)?);
+        peer.finish();
+    }
+    let summary = Summary::new(&offline, &statics, &cached, &uncached, &found);
     let report = Report {
+        peers: found,
         setting: bench.setting(scale),
         sizes,
         offline,
@@ -169,12 +204,14 @@ fn all(engine: &mut Engine<CpuModel>, requests: &[Request]) -> anyhow::Result<Ru
         engine.submit(request.clone())?;
     }
     let (mut prompts, mut outputs, mut preemptions, mut cached) = (0, 0, 0, 0);
+    let mut sample_ns = 0;
     engine.run(|event| {
         if let dunlin_engine::Event::Finished { completion, .. } = event {
             prompts += completion.bill.prompt_tokens;
             outputs += completion.bill.output_tokens;
             preemptions += completion.bill.preemptions;
             cached += completion.bill.cached_tokens;
+            sample_ns += completion.bill.sample_ns;
         }
     });
     let seconds = started.elapsed().as_secs_f64();
@@ -187,6 +224,7 @@ fn all(engine: &mut Engine<CpuModel>, requests: &[Request]) -> anyhow::Result<Ru
         scheduler_us_per_step: totals.core_ns as f64 / 1e3 / totals.steps.max(1) as f64,
         scheduler_us_max: totals.core_max_ns as f64 / 1e3,
         scheduler_part: totals.core_ns as f64 / 1e9 / seconds,
+        sampling_part: sample_ns as f64 / 1e9 / seconds,
         outside_steps_part: 1.0 - totals.step_ns as f64 / 1e9 / seconds,
         preemptions,
         cached_tokens: cached,
@@ -277,7 +315,12 @@ impl Summary {
         statics: &[Vec<Static>],
         cached: &[Run],
         uncached: &[Run],
+        peers: &BTreeMap<&'static str, PeerBatches>,
     ) -> Self {
+        let peer = |runs: fn(&PeerBatches) -> &[_]| {
+            let best = peers.values().filter_map(|p| PeerBatches::best(runs(p)));
+            best.map(|run| run.seconds).min_by(f64::total_cmp)
+        };
         let best = |runs: &[Run]| runs.iter().map(|r| r.seconds).fold(f64::INFINITY, f64::min);
         let best_static = statics.iter().flatten().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let (seconds, batch) = best_static.map_or((f64::NAN, 0), |s| (s.seconds, s.batch));
@@ -289,6 +332,8 @@ impl Summary {
             shared_prefix_seconds: best(cached),
             shared_prefix_uncached_seconds: best(uncached),
             shared_prefix_speedup: best(uncached) / best(cached),
+            offline_against_peers: peer(|p| &p.offline).map(|s| s / best(offline)),
+            shared_prefix_against_peers: peer(|p| &p.shared_prefix).map(|s| s / best(cached)),
         }
     }
 }
@@ -297,7 +342,7 @@ impl Report {
     fn table(&self) -> String {
         let (sizes, summary) = (&self.sizes, &self.summary);
         let outputs = (sizes.requests * sizes.output) as f64;
-        format!(
+        let mut table = format!(
             "{}, {} threads\n\
              {} requests of {} + {} tokens: {:.2} s, {:.0} output tokens/s; best static batch \
              ({}): {:.2} s; {:.2} times\n\
@@ -320,6 +365,26 @@ impl Report {
             summary.shared_prefix_seconds,
             summary.shared_prefix_uncached_seconds,
             summary.shared_prefix_speedup,
-        )
+        );
+        for (name, peer) in &self.peers {
+            for (what, runs) in
+                [("own prompts", &peer.offline), ("common prefix", &peer.shared_prefix)]
+            {
+                if let Some(best) = PeerBatches::best(runs) {
+                    table += &format!(
+                        "\n{name}, {what}: {:.2} s at {} a time ({} attention)",
+                        best.seconds,
+                        best.batch,
+                        best.attention.name()
+                    );
+                }
+            }
+        }
+        if let Some((own, common)) =
+            summary.offline_against_peers.zip(summary.shared_prefix_against_peers)
+        {
+            table += &format!("\nagainst the better of them: {own:.2} times, {common:.2} times");
+        }
+        table
     }
 }

@@ -13,6 +13,7 @@ mod limits;
 mod machine;
 mod open;
 mod ours;
+mod peer_batch;
 mod peers;
 mod report;
 mod row;
@@ -117,7 +118,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     match args.workload {
         Some(Workload::Batch) => {
-            batch::run(&args.model, &path, args.scale, reps, args.json)?;
+            let (peers, _) = start_peers(&args, &path, args.model.threads()?)?;
+            batch::run(&args.model, &path, args.scale, reps, args.json, peers)?;
             return Ok(ExitCode::SUCCESS);
         }
         Some(Workload::Session) => {

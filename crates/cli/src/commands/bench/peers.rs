@@ -41,6 +41,19 @@ impl Attention {
     }
 }
 
+/// Many requests alike.
+#[derive(Debug, Clone, Copy)]
+pub struct Requests {
+    /// How many.
+    pub requests: usize,
+    /// Tokens that all begin with.
+    pub shared: usize,
+    /// Tokens of each prompt after those.
+    pub prompt: usize,
+    /// Tokens generated for each.
+    pub output: usize,
+}
+
 /// A peer and what it has measured.
 pub struct Peer {
     package: &'static PeerPackage,
@@ -158,6 +171,32 @@ impl Peer {
         self.report.peak_rss_bytes = answer["peak_rss_bytes"].as_u64();
         self.report.bare_rss_bytes = answer["bare_rss_bytes"].as_u64();
         Ok(())
+    }
+
+    /// Answers many requests, so many at a time; the seconds that it took, or why it did not.
+    ///
+    /// # Errors
+    /// A peer that cannot be started again.
+    pub fn workload(
+        &mut self,
+        load: &Requests,
+        batch: usize,
+        attention: Attention,
+    ) -> anyhow::Result<Result<f64, String>> {
+        let command = json!({
+            "cmd": "workload", "requests": load.requests, "shared": load.shared,
+            "prompt": load.prompt, "output": load.output, "batch": batch,
+            "flash_attention": attention == Attention::Flash,
+        });
+        match self.process()?.ask(&command) {
+            Ok(answer) => Ok(Ok(answer["seconds"].as_f64().context("an answer has no time")?)),
+            Err(failure) => {
+                if failure.ended {
+                    self.process = None;
+                }
+                Ok(Err(failure.to_string()))
+            }
+        }
     }
 
     /// Ends the process; what was measured.

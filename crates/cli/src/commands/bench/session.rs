@@ -21,7 +21,7 @@ use super::{
 use crate::{model_args::ModelArgs, note};
 
 /// A step with a part of a prompt takes at most this much of one without.
-const SLOWDOWN_PERCENT: u32 = 230;
+const SLOWDOWN_PERCENT: u32 = 225;
 
 /// How much of everything.
 #[derive(Debug, Clone, Copy, Serialize)]
