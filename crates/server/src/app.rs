@@ -19,7 +19,7 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
     anthropic, auth, body,
@@ -210,7 +210,8 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
-        .allow_headers(Any)
+        // `*` would leave out Authorization.
+        .allow_headers(AllowHeaders::mirror_request())
         .max_age(std::time::Duration::from_secs(3600))
 }
 

@@ -103,10 +103,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = load::model_path(&args.model)?;
     let service = Arc::new(EngineService::new());
     let app = Arc::new(App::new(service.clone(), config, Identity::system()));
-    // Requests are parsed, tokenized and written here; the engine has threads of its own.
+    // Requests are parsed and written by the workers. Those that block tokenize, and then wait for
+    // the step under way to end, all at once. The engine has threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(16)
+        .max_blocking_threads(64)
         .enable_all()
         .build()
         .context("cannot start the server's threads")?;

@@ -64,6 +64,12 @@ request! {
         function_call: Option<Value>,
         /// Not supported.
         web_search_options: Option<Value>,
+        /// Has no effect: what a model thinks is not told apart.
+        #[serde(rename = "separate_reasoning")]
+        _separate_reasoning: Option<Value>,
+        /// Has no effect.
+        #[serde(rename = "stream_reasoning")]
+        _stream_reasoning: Option<Value>,
         /// Has no effect.
         #[serde(rename = "metadata")]
         _metadata: Option<Value>,
@@ -266,6 +272,7 @@ fn plan(
     model: &ModelInfo,
     app: &App,
 ) -> Result<(Generate, Option<Tools>), ApiError> {
+    request.refuse_shared()?;
     refuse(&[
         ("response_format", request.response_format.as_ref(), &[r#"{"type":"text"}"#]),
         ("modalities", request.modalities.as_ref(), &[r#"["text"]"#]),

@@ -204,6 +204,7 @@ fn plan(
     model: &ModelInfo,
     app: &App,
 ) -> Result<Generate, ApiError> {
+    request.refuse_shared()?;
     refuse(&[
         ("suffix", request.suffix.as_ref(), &[]),
         ("response_format", request.response_format.as_ref(), &[r#"{"type":"text"}"#]),

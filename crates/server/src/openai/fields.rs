@@ -119,12 +119,40 @@ macro_rules! request {
             pub logit_bias: Option<std::collections::BTreeMap<String, f32>>,
             /// The same seed gives the same answer.
             pub seed: Option<i64>,
+            /// False alone: text ends before what stopped it.
+            pub include_stop_str_in_output: Option<serde_json::Value>,
+            /// The same under another name, as routers send it.
+            pub no_stop_trim: Option<serde_json::Value>,
+            /// False alone.
+            pub return_hidden_states: Option<serde_json::Value>,
+            /// False alone.
+            pub use_beam_search: Option<serde_json::Value>,
+            /// 0 alone.
+            pub min_tokens: Option<serde_json::Value>,
+            /// Has no effect: equal prefixes are always found.
+            #[serde(rename = "cache_prompt")]
+            pub _cache_prompt: Option<serde_json::Value>,
+            /// A router's name for the request; has no effect.
+            #[serde(rename = "rid", alias = "request_id")]
+            pub _rid: Option<serde_json::Value>,
             /// The caller's name for its user; has no effect.
             #[serde(rename = "user")]
             pub _user: Option<serde_json::Value>,
         }
 
         impl $name {
+            /// Refuses what the shared fields ask for and the server does not have.
+            fn refuse_shared(&self) -> Result<(), $crate::error::ApiError> {
+                let stop = self.include_stop_str_in_output.as_ref();
+                $crate::openai::fields::refuse(&[
+                    ("include_stop_str_in_output", stop, &[]),
+                    ("no_stop_trim", self.no_stop_trim.as_ref(), &[]),
+                    ("return_hidden_states", self.return_hidden_states.as_ref(), &[]),
+                    ("use_beam_search", self.use_beam_search.as_ref(), &[]),
+                    ("min_tokens", self.min_tokens.as_ref(), &["0"]),
+                ])
+            }
+
             /// Takes the shared fields out.
             fn shared(&mut self) -> $crate::openai::fields::Shared {
                 $crate::openai::fields::Shared {

@@ -72,6 +72,8 @@ fn fields_that_cannot_be_used_are_named() {
         (json!({"temprature": 1}), "temprature"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
         (json!({"functions": [{"name": "f"}]}), "functions"),
+        (json!({"no_stop_trim": true}), "no_stop_trim"),
+        (json!({"min_tokens": 5}), "min_tokens"),
         (
             json!({"add_generation_prompt": true, "continue_final_message": true}),
             "continue_final_message",

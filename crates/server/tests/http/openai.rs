@@ -266,3 +266,22 @@ fn embeddings_are_not_there() {
     assert_eq!(answer.header("x-should-retry"), Some("false"));
     assert_eq!(answer.json()["error"]["code"], "not_implemented");
 }
+
+/// What sglang-router 0.3.2 makes of plain requests.
+#[test]
+fn routers_add_fields_of_their_own() {
+    let server = Server::new();
+    for (path, body) in [
+        (
+            CHAT,
+            r#"{"messages":[{"role":"user","content":"Hi"}],"model":"tiny","logprobs":false,"max_completion_tokens":5,"stream":false,"no_stop_trim":false,"ignore_eos":false,"continue_final_message":false,"skip_special_tokens":true,"separate_reasoning":true,"stream_reasoning":true,"return_hidden_states":false}"#,
+        ),
+        (
+            TEXT,
+            r#"{"model":"tiny","prompt":"Hi","max_tokens":5,"stream":false,"echo":false,"no_stop_trim":false,"ignore_eos":false,"skip_special_tokens":true,"return_hidden_states":false}"#,
+        ),
+    ] {
+        let answer = server.post(path, body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}

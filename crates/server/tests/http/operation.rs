@@ -100,12 +100,20 @@ fn web_pages_call_where_they_are_allowed() {
     let server = Server::with(Config { cors_origins: allowed, ..Config::default() });
     let send = |method, origin: &str| {
         let origin = format!("Origin: {origin}");
-        let headers = [&*origin, "Access-Control-Request-Method: POST"];
+        let headers = [
+            &*origin,
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: authorization,content-type",
+        ];
         server.send(method, CHAT, &headers, if method == "POST" { BODY.as_bytes() } else { b"" })
     };
     let preflight = send("OPTIONS", "https://good.example");
     assert_eq!(preflight.status, 200);
     assert_eq!(preflight.header("access-control-allow-origin"), Some("https://good.example"));
+    assert_eq!(
+        preflight.header("access-control-allow-headers"),
+        Some("authorization,content-type")
+    );
     let answer = send("POST", "https://good.example");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://good.example"));
