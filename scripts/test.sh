@@ -98,10 +98,11 @@ esac
 
 section "the clients of others"
 if [ -n "$offline" ]; then
-  skip "the Python clients of OpenAI, Anthropic and Ollama: --offline"
+  skip "the Python clients of OpenAI, Anthropic and Ollama, and sglang-router: --offline"
 else
   folder=${DUNLIN_TEST_MODELS:-${DUNLIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dunlin}/models}
   CARGO_TARGET_DIR=$target scripts/clients-test.sh "$folder/SmolLM2-135M-Instruct.Q4_1.gguf"
+  CARGO_TARGET_DIR=$target scripts/router-test.sh "$folder/SmolLM2-135M-Instruct.Q4_1.gguf"
 fi
 
 section "documentation"
