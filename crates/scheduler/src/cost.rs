@@ -15,6 +15,9 @@ const FORGET: f64 = 0.97;
 /// Thousands of positions: keeps the terms of one size.
 const KV_UNIT: f64 = 1.0 / 1024.0;
 
+/// Tokens by which a chunk beside decodes may exceed the last one.
+const GROWTH: u64 = 8;
+
 /// Steps of a kind before its fit is believed.
 const ENOUGH: u64 = 1;
 
@@ -53,6 +56,8 @@ impl StepShape {
 pub(crate) struct StepCost {
     base: Fit<3>,
     prompts: Fit<2>,
+    /// Prompt tokens of the last step that had both.
+    last_chunk: u64,
 }
 
 impl StepCost {
@@ -63,6 +68,9 @@ impl StepCost {
         if prompts == 0 {
             self.base.learn(shape.base_terms(), us);
             return;
+        }
+        if shape.decodes > 0 {
+            self.last_chunk = prompts;
         }
         let base = if shape.decodes == 0 { Some(0.0) } else { self.base_us(shape) };
         if let Some(base) = base {
@@ -80,12 +88,13 @@ impl StepCost {
 
     /// How many tokens of a prompt, each after about `depth` positions, a step of this shape can
     /// take until its time is `percent` of what it is without them. `None` before there is anything
-    /// to go by.
+    /// to go by. Never much more than in the last such step, so that what a fit of few steps gets
+    /// wrong shows before it hurts.
     pub(crate) fn room(&self, shape: StepShape, depth: u64, percent: u32) -> Option<u64> {
         let base = self.base_us(shape)?;
         let each = self.token_us(depth)?;
         let more = base * (f64::from(percent) / 100.0 - 1.0);
-        (each > 0.0).then(|| (more / each) as u64)
+        (each > 0.0).then(|| ((more / each) as u64).min(self.last_chunk + GROWTH))
     }
 
     /// Microseconds that a token of a prompt costs after so many positions.
@@ -220,11 +229,12 @@ mod tests {
             let s = shape(8, 200 + i, 16 + i % 3, 20 * (i + 1));
             cost.learn(s, (step_us(s) * 1e3) as u64);
         }
-        for (depth, percent) in [(0, 250), (2000, 250), (4000, 150)] {
+        for (depth, percent) in [(0, 200), (2000, 200), (4000, 150)] {
             let s = shape(8, 500, 0, 0);
             let room = cost.room(s, depth, percent).unwrap() as f64;
             let each = 45.0 + 25.0 * depth as f64 * KV_UNIT;
             let wanted = step_us(s) * (f64::from(percent) / 100.0 - 1.0) / each;
+            let wanted = wanted.min((cost.last_chunk + GROWTH) as f64);
             assert!((room - wanted).abs() <= 0.02 * wanted + 1.0, "{room} {wanted}");
         }
         let wanted = 1000.0 * (45.0 + 25.0 * 500.0 * KV_UNIT);

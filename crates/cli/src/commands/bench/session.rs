@@ -75,6 +75,7 @@ struct Queries {
 struct Interference {
     chunking: String,
     unloaded_median_ms: f64,
+    unloaded_p99_ms: f64,
     loaded_median_ms: f64,
     loaded_p99_ms: f64,
     loaded_max_ms: f64,
@@ -233,6 +234,7 @@ fn interfere(
             Ok(Interference {
                 chunking: chunking.to_string(),
                 unloaded_median_ms,
+                unloaded_p99_ms: of(&unloaded, 0.99),
                 loaded_median_ms: of(&loaded, 0.5),
                 loaded_p99_ms,
                 loaded_max_ms: of(&loaded, 1.0),
