@@ -2,8 +2,16 @@
 
 use std::path::PathBuf;
 
+use dunlin_engine::DiskTierConfig;
 use dunlin_kvcache::EvictionKind;
-use dunlin_scheduler::policy::PolicyKind;
+use dunlin_scheduler::{Chunking, policy::PolicyKind};
+
+/// What disks are taken to read and write, in bytes a second, where swapping is weighed against
+/// computing again.
+const DISK_BYTES_PER_S: u64 = 500_000_000;
+
+/// What is kept in memory of each block on disk is small, but not nothing.
+const MAX_DISK_BLOCKS: u64 = 1 << 22;
 
 /// How requests are run together.
 #[derive(Debug, Clone, clap::Args)]
@@ -21,7 +29,34 @@ pub struct EngineArgs {
     #[arg(long)]
     pub no_prefix_cache: bool,
 
+    /// How much of long prompts a step takes beside those that generate: full, a number of tokens, or
+    /// as much as keeps the step within this percentage of its time without them (225%) [default:
+    /// full; 225% for serve]
+    #[arg(long, env = "DUNLIN_CHUNKING", value_name = "HOW")]
+    pub chunking: Option<Chunking>,
+
+    /// Keep KV that memory has no room for in a file in this folder
+    #[arg(long, env = "DUNLIN_KV_FOLDER", value_name = "FOLDER")]
+    pub kv_folder: Option<PathBuf>,
+
+    /// The most that this file holds
+    #[arg(long, env = "DUNLIN_KV_FOLDER_MIB", value_name = "MIB", default_value_t = 4096)]
+    #[arg(requires = "kv_folder", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub kv_folder_mib: u64,
+
     /// Record every decision of the scheduler in this file, for `dunlin replay`
     #[arg(long, value_name = "PATH")]
     pub record: Option<PathBuf>,
+}
+
+impl EngineArgs {
+    /// The disk tier, in blocks of so many bytes.
+    pub fn disk(&self, block_bytes: usize) -> Option<DiskTierConfig> {
+        let bytes = self.kv_folder_mib << 20;
+        self.kv_folder.as_ref().map(|folder| DiskTierConfig {
+            folder: folder.clone(),
+            blocks: (bytes / block_bytes.max(1) as u64).clamp(1, MAX_DISK_BLOCKS) as usize,
+            bytes_per_s: DISK_BYTES_PER_S,
+        })
+    }
 }

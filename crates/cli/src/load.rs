@@ -99,6 +99,8 @@ pub fn model(
         policy: settings.policy,
         eviction: settings.eviction,
         prefix_cache: !settings.no_prefix_cache,
+        chunking: settings.chunking.unwrap_or_default(),
+        disk: settings.disk(backend.block_bytes()),
         record: settings.record.clone(),
         ..EngineConfig::new(context)
     };

@@ -1,6 +1,6 @@
 //! The core's settings.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use dunlin_kvcache::CacheConfig;
 use serde::{Deserialize, Serialize};
@@ -107,9 +107,30 @@ impl fmt::Display for Chunking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str("full"),
-            Self::Tokens(tokens) => write!(f, "{tokens} tokens"),
+            Self::Tokens(tokens) => write!(f, "{tokens}"),
             Self::Slowdown { percent } => write!(f, "{percent}%"),
         }
+    }
+}
+
+/// Not a way to cut prompts into chunks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no chunking: it is `full`, a number of tokens, or a percentage above 100 (`225%`)"
+)]
+pub struct ParseChunkingError(String);
+
+impl FromStr for Chunking {
+    type Err = ParseChunkingError;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let chunking = match s.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().map(|percent| Self::Slowdown { percent }),
+            None if s == "full" => Some(Self::Full),
+            None => s.parse().ok().map(Self::Tokens),
+        };
+        chunking
+            .filter(|c| !matches!(c, Self::Tokens(0) | Self::Slowdown { percent: 0..=100 }))
+            .ok_or_else(|| ParseChunkingError(s.to_string()))
     }
 }
 
@@ -128,5 +149,21 @@ pub struct SwapCost {
 impl Default for SwapCost {
     fn default() -> Self {
         Self { block_bytes: 0, bytes_per_s: 500_000_000 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunkings_are_read_as_they_are_written() {
+        for chunking in [Chunking::Full, Chunking::Tokens(96), Chunking::Slowdown { percent: 225 }]
+        {
+            assert_eq!(chunking.to_string().parse(), Ok(chunking));
+        }
+        for bad in ["", "0", "100%", "-5", "%", "1e9", "full%", "99999999999"] {
+            assert!(bad.parse::<Chunking>().is_err(), "{bad}");
+        }
     }
 }

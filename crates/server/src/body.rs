@@ -74,6 +74,9 @@ fn explain(error: &serde_json::Error, path: &str) -> ApiError {
         let (line, column) = (error.line(), error.column());
         let text = error.to_string();
         let problem = match text.split(" at line ").next() {
+            Some("number out of range") if !path.is_empty() => {
+                return ApiError::field(path, "the number is out of range");
+            }
             Some("recursion limit exceeded") => "it is nested too deeply",
             Some("number out of range") => "a number is out of range",
             Some("invalid unicode code point") => "its text is not UTF-8",
@@ -204,11 +207,7 @@ mod tests {
                 None,
                 "the body cannot be read: it is no JSON (line 1, column 20)",
             ),
-            (
-                r#"{"name":"a","heat":1e999}"#,
-                None,
-                "the body cannot be read: a number is out of range (line 1, column 24)",
-            ),
+            (r#"{"name":"a","heat":1e999}"#, Some("heat"), "heat: the number is out of range"),
             ("", None, "the body cannot be read: it ends too early (line 1, column 0)"),
         ] {
             let error = decode::<Outer>(body.as_bytes()).expect_err(body);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use dunlin_scheduler::Chunking;
 use dunlin_server::{
     App, Config, Ended, Identity, asked_to_stop, engine::EngineService, service::ModelInfo,
 };
@@ -121,7 +122,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let serving = tokio::spawn(dunlin_server::serve(listener, app, asked_to_stop()));
         let (model, info) = tokio::task::spawn_blocking(move || {
             let parallel = args.parallel.max(1);
-            let model = load::model(&args.model, &args.engine, parallel, template, args.verbose)?;
+            let mut engine = args.engine;
+            // Nobody's stream should stand still while another's long prompt is computed.
+            engine.chunking.get_or_insert(Chunking::Slowdown { percent: 225 });
+            let model = load::model(&args.model, &engine, parallel, template, args.verbose)?;
             let info = model_info(&model, &path, args.alias)?;
             anyhow::Ok((model, info))
         })
