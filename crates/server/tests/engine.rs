@@ -121,10 +121,9 @@ fn dropping_ends_a_request_wherever_it_is() {
     let service = service();
     let idle = service.stats();
     assert_eq!((idle.kv_blocks, idle.kv_blocks_used, idle.block_tokens), (200, 0, 4));
-    // More than run at once, so that some wait; each is dropped before it gave anything.
+    // More than run at once, so that some wait; each is dropped before anybody read of it.
     let requests: Vec<_> =
         (0..40).map(|_| service.generate(long(&"abcdefgh".repeat(20))).unwrap()).collect();
-    assert!(service.stats().running + service.stats().waiting > 0);
     drop(requests);
     wait_until("all end", || {
         let stats = service.stats();

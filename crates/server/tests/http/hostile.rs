@@ -114,7 +114,10 @@ fn fields_that_cannot_be_used_are_named() {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let error = refused(&server, CHAT, body.to_string(), 400);
-        assert_eq!(error["param"], field, "{extra}: {error}");
+        // Which of the two depends on how precisely the decoder reads numbers.
+        let entry = (field == "logit_bias").then_some("logit_bias.5");
+        let param = error["param"].as_str();
+        assert!(param == Some(field) || param.is_some() && param == entry, "{extra}: {error}");
         assert!(error["message"].as_str().unwrap().starts_with(field), "{error}");
     }
     for (body, field) in [
