@@ -257,7 +257,7 @@ impl Script {
             let b = &f.bill;
             line(format!(
                 "r{} ends {:?}: {} prompt, {} context, {} cached, {} out, {} computed, \
-                 {} recomputed, {} accepted, {} preemptions, {} loaded",
+                 {} recomputed, {} accepted, {} preemptions, {} loaded, {} blocks at most",
                 f.request.0,
                 f.ends,
                 b.prompt_tokens,
@@ -268,7 +268,8 @@ impl Script {
                 b.recomputed_tokens,
                 b.accepted_tokens,
                 b.preemptions,
-                b.blocks_loaded
+                b.blocks_loaded,
+                b.peak_blocks
             ));
         }
         if let Some(plan) = &effects.plan {

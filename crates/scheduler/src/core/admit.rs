@@ -29,12 +29,18 @@ impl Core {
         if self.waiting.is_empty() || self.running.len() + self.loading.len() >= most {
             return;
         }
+        if !self.policy.looks_at_cache()
+            && self.waiting.first().is_some_and(|w| self.is_blocked(w.1))
+        {
+            return;
+        }
         let mut candidates = std::mem::take(&mut self.scratch);
         candidates.clear();
         candidates.extend(self.waiting.iter().take(LOOK).map(|w| w.1));
         self.prefer_cached(&mut candidates);
+        let mut under_way = self.seqs_under_way();
         for &slot in &candidates {
-            if self.seqs_under_way() + self.more_choices(slot) >= most {
+            if under_way + self.more_choices(slot) >= most {
                 break;
             }
             if self.seqs[slot].rank.idle && self.others_than_idle() {
@@ -44,7 +50,8 @@ impl Core {
                 break;
             }
             match self.attempt(now, slot, fx) {
-                Attempt::Admitted | Attempt::OverBudget | Attempt::Follows => {}
+                Attempt::Follows => {}
+                Attempt::Admitted | Attempt::OverBudget => under_way = self.seqs_under_way(),
                 Attempt::NoMemory => {
                     self.blocked = Some((slot, self.spare_blocks()));
                     break;
@@ -134,8 +141,9 @@ impl Core {
             }
         }
         self.waiting.remove(&(self.seqs[slot].rank, slot));
-        self.count_blocks(slot);
-        if on_disk > 0 && self.begin_load(slot, on_disk, fx) {
+        let loads = on_disk > 0 && self.begin_load(slot, on_disk, fx);
+        self.note_blocks(slot);
+        if loads {
             let loaded = self.seqs[slot].loads;
             self.promise(slot, needed.saturating_sub(u64::from(loaded)));
         } else {
@@ -150,12 +158,25 @@ impl Core {
         self.promised += blocks;
     }
 
-    /// Counts the blocks of a sequence's table as held by its request.
-    fn count_blocks(&mut self, slot: u32) {
-        let seq = &self.seqs[slot];
-        let r = &mut self.requests[seq.request];
-        r.held = r.held.max(seq.table.len() as u64);
-        r.bill.peak_blocks = r.bill.peak_blocks.max(r.held);
+    /// Notes how many blocks the request of a sequence holds, where that is the most so far.
+    pub(super) fn note_blocks(&mut self, slot: u32) {
+        let request = &self.requests[self.seqs[slot].request];
+        let mut held = 0;
+        for (choice, &own) in request.seqs.iter().enumerate().filter(|(_, slot)| **slot != NONE) {
+            let table = &self.seqs[own].table;
+            // What choices share they share at the same place.
+            let before = request.seqs[..choice].iter().filter(|&&slot| slot != NONE);
+            let before: Vec<&[u32]> = before.map(|&s| &self.seqs[s].table[..]).collect();
+            let counted =
+                |(i, block): &(usize, &u32)| before.iter().any(|t| t.get(*i) == Some(block));
+            held += if before.is_empty() {
+                table.len()
+            } else {
+                table.iter().enumerate().filter(|entry| !counted(entry)).count()
+            };
+        }
+        let bill = &mut self.requests[self.seqs[slot].request].bill;
+        bill.peak_blocks = bill.peak_blocks.max(held as u64);
     }
 
     /// Whether the sequence is better off waiting: one that runs is computing a prompt that begins

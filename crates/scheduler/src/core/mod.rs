@@ -230,6 +230,9 @@ impl Core {
                 tokens.clear();
                 table.clear();
                 draft.clear();
+                // The longest of all would else leave its memory in every slot in time.
+                tokens.shrink_to(KEPT_CAPACITY);
+                table.shrink_to(KEPT_CAPACITY);
                 *old = Seq { tokens, table, draft, request: NONE, ..Seq::default() };
                 slot
             }
@@ -251,10 +254,6 @@ impl Core {
         assert_eq!(seq.in_flight, 0, "a sequence's blocks were released during its step");
         self.promised -= u64::from(seq.promised);
         seq.promised = 0;
-        if seq.request != NONE {
-            let request = &mut self.requests[seq.request];
-            request.held = request.held.saturating_sub(seq.table.len() as u64);
-        }
         self.kv.release_table(&mut seq.table, 0);
         seq.computed = 0;
         seq.planned = 0;
@@ -309,6 +308,9 @@ impl Core {
         Ok(())
     }
 }
+
+/// Tokens that a slot keeps memory for between its sequences.
+const KEPT_CAPACITY: usize = 2048;
 
 /// Where effects go while requests end.
 type Fx<'a> = &'a mut Effects;

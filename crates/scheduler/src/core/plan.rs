@@ -269,10 +269,14 @@ impl Core {
         if self.seqs[slot].special && !self.own_tail(now, slot, place, fx) {
             return false;
         }
+        let had = self.seqs[slot].table.len();
         loop {
             let seq = &mut self.seqs[slot];
             let covered = seq.table.len() as u32 * bt;
             if covered >= seq.planned + tokens {
+                if seq.table.len() > had {
+                    self.note_blocks(slot);
+                }
                 return true;
             }
             match self.kv.allocate(seq.tenant) {
@@ -283,9 +287,6 @@ impl Core {
                         seq.promised -= 1;
                         self.promised -= 1;
                     }
-                    let r = &mut self.requests[seq.request];
-                    r.held += 1;
-                    r.bill.peak_blocks = r.bill.peak_blocks.max(r.held);
                 }
                 None if self.reclaim(now, place, fx) => {}
                 None => return false,
@@ -321,6 +322,7 @@ impl Core {
             seq.table[index] = own;
             fx.ops.push(SeqOp::Copy { from: block, to: own, tokens: used });
             fx.ops.push(SeqOp::Replace { seq: SeqId(slot), index: index as u32, block: own });
+            self.note_blocks(slot);
         }
         let seq = &mut self.seqs[slot];
         seq.special = seq.parts || !seq.draft.is_empty();

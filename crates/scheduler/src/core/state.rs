@@ -146,8 +146,6 @@ pub(super) struct Request {
     pub(super) live: u32,
     /// Sequences that run.
     pub(super) running: u32,
-    /// Blocks that it holds.
-    pub(super) held: u64,
     pub(super) expires: Option<Time>,
     pub(super) admitted: Option<Time>,
     pub(super) first_token: Option<Time>,

@@ -44,7 +44,6 @@ impl Core {
             ends: vec![None; submission.choices as usize],
             live: submission.choices,
             running: 0,
-            held: self.seqs[slot].table.len() as u64,
             expires: submission.expires,
             admitted: None,
             first_token: None,
