@@ -4,11 +4,7 @@ use std::path::PathBuf;
 
 use dunlin_engine::DiskTierConfig;
 use dunlin_kvcache::EvictionKind;
-use dunlin_scheduler::{Chunking, policy::PolicyKind};
-
-/// What disks are taken to read and write, in bytes a second, where swapping is weighed against
-/// computing again.
-const DISK_BYTES_PER_S: u64 = 500_000_000;
+use dunlin_scheduler::{Chunking, SwapCost, policy::PolicyKind};
 
 /// What is kept in memory of each block on disk is small, but not nothing.
 const MAX_DISK_BLOCKS: u64 = 1 << 22;
@@ -56,7 +52,7 @@ impl EngineArgs {
         self.kv_folder.as_ref().map(|folder| DiskTierConfig {
             folder: folder.clone(),
             blocks: (bytes / block_bytes.max(1) as u64).clamp(1, MAX_DISK_BLOCKS) as usize,
-            bytes_per_s: DISK_BYTES_PER_S,
+            bytes_per_s: SwapCost::default().bytes_per_s,
         })
     }
 }

@@ -86,6 +86,16 @@ impl<B: Backend + 'static> EngineService<B> {
         Ok(())
     }
 
+    /// Writes out the record of the run, where there is one.
+    ///
+    /// # Errors
+    /// The first thing that went wrong with it, or the engine's failure.
+    pub fn flush_record(&self) -> std::io::Result<()> {
+        let Some(loaded) = self.loaded() else { return Ok(()) };
+        let flushed = loaded.thread.handle().call(|engine| engine.flush_record());
+        flushed.map_err(std::io::Error::other)?
+    }
+
     fn loaded(&self) -> Option<Arc<Loaded<B>>> {
         self.loaded.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }

@@ -138,6 +138,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if ended == Ended::CutOff {
         note!("dunlin: requests that were still under way have been cut off");
     }
+    service.flush_record().context("the record of the run is not complete")?;
     // What is left are calls that wait for the engine, which ends with its service.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)

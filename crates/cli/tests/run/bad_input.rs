@@ -141,3 +141,13 @@ fn a_reader_that_goes_away_ends_the_run_quietly() {
         assert_eq!(status.code(), Some(0), "{args:?}: {err}");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_record_that_cannot_be_written_is_an_error() {
+    let dunlin = Dunlin::tiny();
+    let args = ["-p", "of", "--raw", "-n", "4", "--record", "/dev/full"];
+    let ran = dunlin.feed("run", &args, b"");
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("the record of the run is not complete"), "{}", ran.err);
+}

@@ -97,7 +97,9 @@ pub(super) fn run(
     {
         note!("dunlin: cannot save the history to {}: {error}", path.display());
     }
-    result.map(|()| ExitCode::SUCCESS)
+    result?;
+    chat.model.engine.flush_record().context("the record of the run is not complete")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Chat<'_> {

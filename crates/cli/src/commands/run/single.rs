@@ -5,6 +5,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use dunlin_engine::{Completion, Event, Finish};
 use dunlin_executor::sampler::SamplingParams;
 
@@ -68,6 +69,7 @@ pub(super) fn run(
         }
     }
     out.flush()?;
+    model.engine.flush_record().context("the record of the run is not complete")?;
     if args.verbose {
         let timings = Timings::new(&completion.bill, completion.choices.len(), model.about.load_ns);
         note!("{}", timings.summary(&completion.bill));

@@ -12,6 +12,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use dunlin_engine::{CancelFlag, Event, Request};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_units::RequestId;
@@ -201,7 +202,7 @@ impl Batch<'_> {
         self.progress.finish_and_clear();
         written?;
         self.out.flush()?;
-        self.model.engine.flush_record()?;
+        self.model.engine.flush_record().context("the record of the run is not complete")?;
         Ok(match (self.cancel.is_cancelled(), self.results.failed) {
             (true, _) => ExitCode::from(INTERRUPTED),
             (false, true) => {
