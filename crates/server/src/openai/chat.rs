@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::{
     fields::{TOP_LOGPROBS, refuse, request},
     messages::{messages, tool_names},
-    types::{ChatLogprob, ChatLogprobs, ErrorBody, UsageBody, finish_reason},
+    types::{ChatLogprob, ChatLogprobs, ErrorBody, UsageBody, finish_reason, wants_usage},
 };
 use crate::{
     app::{App, json},
@@ -237,10 +237,7 @@ pub(crate) async fn create(
     let request: ChatRequest = app.read(request).await?;
     let model = app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
-    if request.stream_options.is_some() && !streams {
-        return Err(ApiError::field("stream_options", "it is for streams alone"));
-    }
-    let usage = request.stream_options.and_then(|o| o.include_usage).unwrap_or(false);
+    let usage = wants_usage(request.stream_options, streams)?;
     let logprobs = request.logprobs.unwrap_or(false);
     let (generate, tools) = plan(request, &model, &app)?;
     let choices = generate.choices;

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{
     fields::{refuse, request},
-    types::{ErrorBody, UsageBody, finish_reason, finite, token_text},
+    types::{ErrorBody, UsageBody, finish_reason, finite, token_text, wants_usage},
 };
 use crate::{
     app::{App, json},
@@ -162,10 +162,7 @@ pub(crate) async fn create(
     let request: CompletionRequest = app.read(request).await?;
     let model = app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
-    if request.stream_options.is_some() && !streams {
-        return Err(ApiError::field("stream_options", "it is for streams alone"));
-    }
-    let wants_usage = request.stream_options.and_then(|o| o.include_usage).unwrap_or(false);
+    let wants_usage = wants_usage(request.stream_options, streams)?;
     let logprobs = request.logprobs.is_some();
     let echo = request.echo.unwrap_or(false);
     let generate = plan(request, &model, &app)?;

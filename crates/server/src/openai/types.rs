@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::error::ApiError;
 use crate::service::{Finish, TokenLogprob, TokenLogprobs, Usage};
 
 /// What a stream holds besides the answer.
@@ -14,6 +15,17 @@ pub struct StreamOptions {
     /// Padding against observers of sizes; has no effect.
     #[serde(rename = "include_obfuscation")]
     pub _include_obfuscation: Option<bool>,
+}
+
+/// Whether a stream ends with the usage.
+///
+/// # Errors
+/// Options of a stream where there is none.
+pub(crate) fn wants_usage(options: Option<StreamOptions>, streams: bool) -> Result<bool, ApiError> {
+    if options.is_some() && !streams {
+        return Err(ApiError::field("stream_options", "it is for streams alone"));
+    }
+    Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
 }
 
 /// An error.
