@@ -1,0 +1,80 @@
+//! What a step costs.
+//!
+//! [`StepCost::price`] answers with the time and the energy of one step, from the step's whole
+//! shape ([`StepShape`]): each sequence's new tokens and KV length, never means over the batch. The
+//! simulator asks it once a step in place of a forward pass, so answers are cheap: one pass over the
+//! sequences, no allocation, no hashing.
+//!
+//! One kind of cost model, one file: [`LinearCost`]. [`Link`] and [`Collective`] price what goes
+//! between devices.
+//!
+//! All of it is plain arithmetic on data: no clock, no files, no randomness. A question beyond what
+//! a model was made from is answered and marked ([`StepPrice::extrapolated`]).
+//!
+//! Not here: what is in a step (the scheduler decides), and how much KV fits (`kvcache` counts).
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::disallowed_macros,
+    clippy::iter_over_hash_type
+)]
+
+mod collective;
+mod linear;
+mod shape;
+
+pub use collective::{Collective, Link};
+pub use linear::LinearCost;
+pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
+
+use serde::{Deserialize, Serialize};
+
+/// A model of what steps cost.
+pub trait StepCost {
+    /// The price of one step of this shape on one replica. A step without sequences costs nothing.
+    fn price(&self, shape: &StepShape) -> StepPrice;
+}
+
+impl<T: StepCost + ?Sized> StepCost for &T {
+    fn price(&self, shape: &StepShape) -> StepPrice {
+        (**self).price(shape)
+    }
+}
+
+impl<T: StepCost + ?Sized> StepCost for Box<T> {
+    fn price(&self, shape: &StepShape) -> StepPrice {
+        (**self).price(shape)
+    }
+}
+
+/// What one step costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StepPrice {
+    /// From the start of the step to its tokens, in nanoseconds.
+    pub time_ns: u64,
+    /// What the replica's devices draw during the step, in microjoules; 0 where the model has no
+    /// energy.
+    pub energy_uj: u64,
+    /// Whether the shape lies outside what the model was made from.
+    pub extrapolated: bool,
+    /// What most of the time goes to.
+    pub bound: Bound,
+}
+
+/// The resource that most of a step's time goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Arithmetic.
+    Compute,
+    /// Reading and writing memory.
+    Memory,
+    /// Traffic between devices.
+    Link,
+    /// What the step costs whatever is in it: launches, the host's work.
+    Overhead,
+    /// The model cannot tell.
+    #[default]
+    Unknown,
+}
