@@ -55,6 +55,8 @@ pub struct Engine<B> {
     pub(crate) sessions: Sessions,
     /// A session whose KV is about to be asked for.
     pub(crate) restoring: Option<Restoring>,
+    /// Sessions with KV of their own made so far: each has a root of its own.
+    pub(crate) prunes: u64,
     totals: Totals,
     /// Scratch: parts of a step's energy.
     shares: Vec<u64>,
@@ -147,6 +149,7 @@ impl<B: Backend> Engine<B> {
             recorder: recorder.transpose()?,
             sessions: Sessions::default(),
             restoring: None,
+            prunes: 0,
             totals: Totals::default(),
             shares: Vec::new(),
             executor: Executor::new(backend, config.threads),
@@ -227,6 +230,10 @@ impl<B: Backend> Engine<B> {
             self.session_changes(session, request.tenant);
         }
         let now = self.now();
+        let of_session = request.session.and_then(|usage| self.sessions.known.get(&usage.session));
+        let of_session = of_session.filter(|info| info.tenant == request.tenant);
+        let own = of_session.and_then(|info| info.namespace);
+        let namespace = own.unwrap_or_else(|| self.config.namespace(request.tenant));
         self.events.push(CoreEvent::Submit(Box::new(Submission {
             tenant: request.tenant,
             choices: request.choices,
@@ -235,7 +242,7 @@ impl<B: Backend> Engine<B> {
             expires: request.expires_ns.map(|ns| now.after(ns)),
             predicted_tokens: request.predicted_tokens,
             session: request.session,
-            ..Submission::new(id, self.config.namespace(request.tenant), request.prompt, max_tokens)
+            ..Submission::new(id, namespace, request.prompt, max_tokens)
         })));
         Ok(id)
     }

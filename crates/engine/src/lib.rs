@@ -19,6 +19,7 @@ pub mod recorder;
 mod request;
 mod session;
 mod session_file;
+mod session_prune;
 mod thread;
 mod tier;
 

@@ -1,13 +1,13 @@
 //! Sessions: KV that stays between requests, to be continued, copied, cut back and asked.
 //!
-//! A session comes into being with the first request that names it. What it holds is always what
-//! the same tokens would give as one prompt, bit for bit: removing tokens from the middle computes
-//! the later ones again.
+//! A session comes into being with the first request that names it. What it holds is what the same
+//! tokens would give as one prompt, bit for bit: removing tokens from the middle computes the later
+//! ones again, unless their KV is to be kept ([`Engine::prune_session_keeping`]).
 
 use std::{collections::BTreeMap, ops::Range};
 
 use dunlin_executor::sampler::SamplingParams;
-use dunlin_kvcache::TenantId;
+use dunlin_kvcache::{Namespace, TenantId};
 use dunlin_scheduler::{
     Event as CoreEvent, Keep, SessionError, SessionOp, SessionProblem, SessionUse,
 };
@@ -19,6 +19,7 @@ use crate::{
     flash::Questions,
     request::{Request, RequestError},
     session_file::{BlockReader, SessionFileError},
+    session_prune::Kept,
 };
 
 /// What the engine keeps of sessions; their tokens and KV are the core's and the executor's.
@@ -34,13 +35,21 @@ pub(crate) struct SessionInfo {
     /// Requests under way that extend it.
     pub(crate) extended_by: usize,
     pub(crate) questions: Questions,
+    /// The root of its hash chain, where it holds KV that nobody else may find.
+    pub(crate) namespace: Option<Namespace>,
 }
 
-/// A session whose KV is being read from a file.
+/// A session whose KV comes from elsewhere.
 pub(crate) struct Restoring {
-    pub(crate) blocks: BlockReader,
+    pub(crate) source: KvSource,
     /// What went wrong with it.
-    pub(crate) problem: Option<SessionFileError>,
+    pub(crate) problem: Option<SessionFailure>,
+}
+
+/// Where a session's KV comes from.
+pub(crate) enum KvSource {
+    File(BlockReader),
+    Session(Kept),
 }
 
 /// Something that cannot be done with a session.
@@ -63,6 +72,9 @@ pub enum SessionFailure {
     /// Saving or restoring.
     #[error(transparent)]
     File(#[from] SessionFileError),
+    /// The later KV cannot be kept.
+    #[error("the KV of the later tokens cannot be kept: {0}")]
+    CannotMove(String),
     /// There is no such question.
     #[error("there is no such question")]
     UnknownQuestion,
@@ -140,8 +152,9 @@ impl<B: Backend> Engine<B> {
     pub fn fork_session(&mut self, from: SessionId, to: SessionId) -> Result<(), SessionFailure> {
         self.resting(from)?;
         self.session_op(SessionOp::Fork { from, to })?;
-        let tenant = self.sessions.known[&from].tenant;
-        self.sessions.known.insert(to, SessionInfo { tenant, ..SessionInfo::default() });
+        let SessionInfo { tenant, namespace, .. } = self.sessions.known[&from];
+        let copy = SessionInfo { tenant, namespace, ..SessionInfo::default() };
+        self.sessions.known.insert(to, copy);
         Ok(())
     }
 

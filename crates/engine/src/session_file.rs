@@ -22,12 +22,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     engine::Engine,
-    session::{Restoring, SessionFailure, SessionInfo},
+    session::{KvSource, Restoring, SessionFailure, SessionInfo},
 };
 use dunlin_kvcache::TenantId;
 
 /// The first bytes, the version among them.
-const START: &[u8; 12] = b"DUNLINSS\x01\0\0\0";
+const START: &[u8; 12] = b"DUNLINSS\x02\0\0\0";
 /// A header is a few names and numbers.
 const MAX_HEADER: u32 = 1 << 20;
 
@@ -46,6 +46,8 @@ struct FileHeader {
     tokens: u64,
     /// Tokens whose KV is there, from the first on.
     computed: u64,
+    /// Whether that is what the tokens would give as one prompt.
+    exact: bool,
 }
 
 /// A session's file that cannot be written or used.
@@ -263,6 +265,7 @@ impl<B: Backend> Engine<B> {
         let header = FileHeader {
             tokens: tokens.len() as u64,
             computed: computed as u64,
+            exact: self.session_is_exact(session)?,
             ..self.file_header()
         };
         let mut file = Replacing::new(path)?;
@@ -304,17 +307,22 @@ impl<B: Backend> Engine<B> {
         blocks.verify()?;
         let rest = tokens.split_off(header.computed as usize);
         if !tokens.is_empty() {
-            self.restoring = Some(Restoring { blocks, problem: None });
-            let namespace = self.config.namespace(tenant);
+            self.restoring = Some(Restoring { source: KvSource::File(blocks), problem: None });
+            let own = (!header.exact).then(|| {
+                self.prunes += 1;
+                self.private_namespace(session, tenant)
+            });
+            let namespace = own.unwrap_or_else(|| self.config.namespace(tenant));
             let tokens = tokens.into();
             let op = SessionOp::Restore { session, tenant, namespace, tokens };
             let result = self.session_op(op);
             let problem = self.restoring.take().and_then(|restoring| restoring.problem);
             result?;
-            self.sessions.known.insert(session, SessionInfo { tenant, ..SessionInfo::default() });
+            let info = SessionInfo { tenant, namespace: own, ..SessionInfo::default() };
+            self.sessions.known.insert(session, info);
             if let Some(problem) = problem {
                 self.close_session(session)?;
-                return Err(problem.into());
+                return Err(problem);
             }
         }
         if rest.is_empty() {
@@ -336,6 +344,7 @@ impl<B: Backend> Engine<B> {
             block_tokens: backend.block_tokens() as u64,
             tokens: 0,
             computed: 0,
+            exact: true,
         }
     }
 
@@ -413,19 +422,28 @@ impl<B: Backend> Engine<B> {
 
     /// Puts the KV of the session that is being restored into its blocks.
     pub(crate) fn fill(&mut self, seq: SeqId, session: SessionId) {
-        let restoring = self.restoring.as_mut();
-        let restoring = restoring.unwrap_or_else(|| panic!("{session:?} is not being restored"));
+        let restoring = self.restoring.take();
+        let mut restoring =
+            restoring.unwrap_or_else(|| panic!("{session:?} is not being restored"));
+        let filled = match &mut restoring.source {
+            KvSource::File(blocks) => self.fill_from_file(seq, blocks).map_err(Into::into),
+            KvSource::Session(kept) => self.fill_from_session(seq, kept),
+        };
+        restoring.problem = filled.err();
+        self.restoring = Some(restoring);
+    }
+
+    fn fill_from_file(
+        &mut self,
+        seq: SeqId,
+        blocks: &mut BlockReader,
+    ) -> Result<(), SessionFileError> {
         let table = self.executor.table(seq).to_vec();
         for block in table {
-            let path = restoring.blocks.source.path.clone();
-            let result = restoring.blocks.next().and_then(|bytes| {
-                let imported = self.executor.backend_mut().import_block(block, bytes);
-                imported.map_err(|e| SessionFileError::Refused { path, problem: e.to_string() })
-            });
-            if let Err(problem) = result {
-                restoring.problem = Some(problem);
-                return;
-            }
+            let path = blocks.source.path.clone();
+            let imported = self.executor.backend_mut().import_block(block, blocks.next()?);
+            imported.map_err(|e| SessionFileError::Refused { path, problem: e.to_string() })?;
         }
+        Ok(())
     }
 }

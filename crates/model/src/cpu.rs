@@ -7,7 +7,7 @@ use dunlin_kernels_cpu::kv::{BLOCK_TOKENS, KvGeometry, KvPool, needs_wide_keys};
 use dunlin_kernels_cpu::program::{Machine, Op, Program, Rows, StepTimes, Weights};
 use dunlin_kernels_cpu::{CpuFeatures, KernelError};
 use dunlin_spec::{FfnSpec, ModelSpec, WeightType};
-use dunlin_tensor::{Backend, BackendError, SequenceInput};
+use dunlin_tensor::{Backend, BackendError, KvLanes, SequenceInput};
 use std::path::Path;
 
 /// A step holds as many tokens as keep its activations below this many bytes.
@@ -229,5 +229,16 @@ impl Backend for CpuModel {
 
     fn import_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
         self.kv.import_block(block, from).map_err(|problem| BackendError::BadKv { block, problem })
+    }
+    fn move_kv(
+        &mut self,
+        from: KvLanes,
+        to: KvLanes,
+        tokens: usize,
+        by: i64,
+    ) -> Result<(), BackendError> {
+        let (from, to) = ((from.block, from.first), (to.block, to.first));
+        let moved = self.machine.move_kv(&mut self.kv, from, to, tokens, by);
+        moved.map_err(|problem| BackendError::BadKv { block: to.0, problem })
     }
 }

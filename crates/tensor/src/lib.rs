@@ -35,6 +35,15 @@ pub struct SequenceInput<'a> {
     pub logits: LogitsWanted,
 }
 
+/// Positions of a KV block, from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLanes {
+    /// The block.
+    pub block: u32,
+    /// The first position within the block.
+    pub first: usize,
+}
+
 /// What a backend answers when a step cannot be computed. The step's KV writes are undefined
 /// afterwards; earlier positions are intact.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +64,7 @@ pub enum BackendError {
         /// What is wrong.
         problem: String,
     },
-    /// Bytes of KV that do not fit the block where they should go. Nothing was written.
+    /// KV that does not fit the block where it should go, or cannot be moved. Nothing was written.
     #[error("KV for block {block}: {problem}")]
     BadKv {
         /// The block.
@@ -135,6 +144,26 @@ pub trait Backend: Send {
         let problem = format!("{} bytes, and this backend takes none", from.len());
         Err(BackendError::BadKv { block, problem })
     }
+
+    /// Copies the KV of `tokens` positions of a block to positions of another block, as the KV of
+    /// the same tokens standing `by` positions later (earlier where negative): keys are turned as
+    /// rotary position embedding turns them, and rounded once more to how they are stored. With
+    /// `by` zero the copy has the same bits.
+    ///
+    /// # Errors
+    /// [`BackendError::BadKv`] where a block or a position does not exist, both blocks are one, or
+    /// this backend cannot do it.
+    fn move_kv(
+        &mut self,
+        from: KvLanes,
+        to: KvLanes,
+        tokens: usize,
+        by: i64,
+    ) -> Result<(), BackendError> {
+        let _ = (from, tokens, by);
+        let problem = "this backend cannot move single positions".to_string();
+        Err(BackendError::BadKv { block: to.block, problem })
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -177,5 +206,14 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
     }
     fn import_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
         (**self).import_block(block, from)
+    }
+    fn move_kv(
+        &mut self,
+        from: KvLanes,
+        to: KvLanes,
+        tokens: usize,
+        by: i64,
+    ) -> Result<(), BackendError> {
+        (**self).move_kv(from, to, tokens, by)
     }
 }

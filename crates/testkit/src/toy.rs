@@ -2,7 +2,7 @@
 //! table, a lost or doubly used block or a wrong position changes them.
 
 use dunlin_spec::ModelSpec;
-use dunlin_tensor::{Backend, BackendError, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, BackendError, KvLanes, LogitsWanted, SequenceInput};
 use dunlin_units::SeedTree;
 
 /// A slot of KV that was never written.
@@ -182,6 +182,20 @@ impl Backend for Toy {
         let Some(slots) = self.kv.get_mut(block as usize) else { return bad("there is none") };
         for (slot, token) in slots.iter_mut().zip(tokens) {
             *slot = u32::from_le_bytes(*token);
+        }
+        Ok(())
+    }
+    fn move_kv(
+        &mut self,
+        from: KvLanes,
+        to: KvLanes,
+        tokens: usize,
+        _by: i64,
+    ) -> Result<(), BackendError> {
+        assert_ne!(from.block, to.block);
+        for i in 0..tokens {
+            let moved = self.kv[from.block as usize][from.first + i];
+            self.kv[to.block as usize][to.first + i] = moved;
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ fn random_sessions_answer_as_one_prompt_would() {
                 engine.rewind_session(session, 20).unwrap();
             }
             let cut = random.next_below(history.len() as u64 + 1) as usize;
-            match random.next_below(7) {
+            match random.next_below(8) {
                 0 => {
                     let tokens = Toy::prompt(number, 1 + random.next_below(20) as usize);
                     append(&mut engine, session, &tokens);
@@ -89,6 +89,21 @@ fn random_sessions_answer_as_one_prompt_would() {
                     }
                 }
                 5 => {
+                    // This backend's keys hold no position, so that keeping is exact, too.
+                    let start = random.next_below(cut as u64 + 1) as usize;
+                    if start > 0 {
+                        match engine.prune_session_keeping(session, start..cut.max(start)) {
+                            Ok(_) => {
+                                drain(&mut engine);
+                                history.drain(start..cut.max(start));
+                            }
+                            // Where there is no memory for two, it is as it was.
+                            Err(SessionFailure::Problem(SessionProblem::NoMemory)) => {}
+                            Err(other) => panic!("seed {seed} turn {turn}: {other}"),
+                        }
+                    }
+                }
+                6 => {
                     let copy = (SessionId(next), history.clone());
                     next += 1;
                     engine.fork_session(session, copy.0).unwrap();
@@ -192,4 +207,54 @@ fn sessions_at_rest_give_way_to_requests() {
     let done = run_all(&mut engine, std::slice::from_ref(&large));
     assert_as_reference(&[large], &done);
     check(&mut engine, SessionId(1), &history, 4);
+}
+
+#[test]
+fn later_kv_is_kept_and_stays_private() {
+    let mut engine = engine(100, 4, 64, 300);
+    let (session, copy) = (SessionId(1), SessionId(2));
+    let mut history = Toy::prompt(1, 61);
+    append(&mut engine, session, &history);
+    assert!(engine.session_is_exact(session).unwrap());
+    let steps = engine.stats().totals.steps;
+    assert_eq!(engine.prune_session_keeping(session, 9..30).unwrap(), None);
+    history.drain(9..30);
+    assert_eq!(engine.stats().totals.steps, steps, "nothing is computed");
+    check(&mut engine, session, &history, 3);
+    assert!(!engine.session_is_exact(session).unwrap());
+    // Nobody else's prompt finds that KV, though its tokens begin alike; but what the session had
+    // computed before it was cut.
+    let prompt = [&history[..], &[7, 8]].concat();
+    let other = Request { prompt: prompt.clone(), ..request(5, 1, 3) };
+    let done = run_one(&mut engine, &other);
+    assert_eq!(done.bill.cached_tokens, 8);
+    // Copies, and what is saved and restored, are its like.
+    engine.fork_session(session, copy).unwrap();
+    assert!(!engine.session_is_exact(copy).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    engine.save_session(session, &path).unwrap();
+    engine.close_session(session).unwrap();
+    engine.restore_session(session, TENANT, &path).unwrap();
+    assert!(!engine.session_is_exact(session).unwrap());
+    check(&mut engine, session, &history, 4);
+    check(&mut engine, copy, &history, 5);
+    // A range at the end keeps nothing, and costs nothing.
+    let end = history.len();
+    engine.prune_session_keeping(copy, end - 5..end).unwrap();
+    check(&mut engine, copy, &history[..end - 5], 6);
+    let range = engine.prune_session_keeping(copy, 3..end).unwrap_err();
+    assert!(matches!(range, SessionFailure::BadRange { .. }), "{range}");
+}
+
+#[test]
+fn without_memory_for_two_a_session_stays_as_it_was() {
+    let mut engine = engine(20, 4, 16, 70);
+    let session = SessionId(1);
+    let history = Toy::prompt(1, 60);
+    append(&mut engine, session, &history);
+    let failed = engine.prune_session_keeping(session, 10..20).unwrap_err();
+    assert!(matches!(failed, SessionFailure::Problem(SessionProblem::NoMemory)), "{failed}");
+    check(&mut engine, session, &history, 2);
+    assert_eq!(engine.sessions().collect::<Vec<_>>(), [session]);
 }

@@ -17,6 +17,7 @@
 mod codec;
 mod layout;
 mod memory;
+mod moves;
 mod store;
 mod transfer;
 

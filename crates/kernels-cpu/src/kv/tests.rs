@@ -351,3 +351,72 @@ fn fingerprints_tell_layouts_apart() {
     others.dedup();
     assert_eq!(others.len(), count);
 }
+
+#[test]
+fn moved_tokens_are_those_of_other_positions() {
+    use crate::elementwise::{RopeTable, rope_neox};
+    use dunlin_spec::{RopeScaling, RopeSpec};
+    let table = |dim| {
+        let spec = RopeSpec { base: 10_000.0, dim, scaling: RopeScaling::None };
+        let mut table = RopeTable::new(&spec).unwrap();
+        table.grow(600);
+        table
+    };
+    // The second layer rotates a part of each head.
+    let ropes = [table(64), table(48), table(6)];
+    for kv_type in TYPES {
+        for cpu in CpuFeatures::available() {
+            for (position, by) in [(500i64, -437i64), (20, 501), (77, 0)] {
+                let mut pool = pool(kv_type, 3);
+                for layer in 0..3 {
+                    let g = GEOMETRY[layer];
+                    for i in 0..5 {
+                        let (mut k, v) = token(layer, 10 + i);
+                        let (cos, sin) = ropes[layer].row((position + i as i64) as usize);
+                        k.chunks_exact_mut(g.head_dim).for_each(|h| rope_neox(cpu, h, cos, sin));
+                        pool.store(cpu, layer, 0, 7 + i as usize, &k, &v);
+                    }
+                }
+                let tables: Vec<_> = ropes.iter().collect();
+                pool.move_tokens(cpu, (0, 7), (2, 27), 5, &tables, by).unwrap();
+                for layer in 0..3 {
+                    let g = GEOMETRY[layer];
+                    for i in 0..5 {
+                        let moved = read(&pool, layer, 2, 27 + i);
+                        let left = read(&pool, layer, 0, 7 + i);
+                        assert_eq!(moved.1, left.1, "values carry no position");
+                        if by == 0 {
+                            assert_eq!(moved.0, left.0);
+                            continue;
+                        }
+                        let (mut k, _) = token(layer, 10 + i as u64);
+                        let (cos, sin) = ropes[layer].row((position + by) as usize + i);
+                        k.chunks_exact_mut(g.head_dim).for_each(|h| rope_neox(cpu, h, cos, sin));
+                        for (x, y) in k.iter().zip(&moved.0) {
+                            let bound = match kv_type {
+                                KvType::F32 => 4e-6,
+                                KvType::F16 => 3e-3,
+                                // Two roundings, each turned by at most a pair's two errors.
+                                KvType::Int8 => 2.5 * 2.2 / 254.0,
+                            };
+                            assert!((x - y).abs() <= bound, "{kv_type} {by}: {x} and {y}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let mut pool = pool(KvType::F32, 2);
+    let cpu = CpuFeatures::for_isa(Isa::Scalar).unwrap();
+    let tables: Vec<_> = ropes.iter().collect();
+    for (from, to, tokens) in [
+        ((2, 0), (0, 0), 1),
+        ((0, 0), (2, 0), 1),
+        ((0, 31), (1, 0), 2),
+        ((0, 0), (1, 30), 3),
+        ((1, 0), (1, 16), 1),
+        ((0, usize::MAX), (1, 0), 1),
+    ] {
+        assert!(pool.move_tokens(cpu, from, to, tokens, &tables, 1).is_err(), "{from:?} {to:?}");
+    }
+}

@@ -196,6 +196,28 @@ impl Machine {
         &self.times
     }
 
+    /// [`KvPool::move_tokens`] with the program's rotary embeddings.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn move_kv(
+        &self,
+        kv: &mut KvPool,
+        from: (u32, usize),
+        to: (u32, usize),
+        tokens: usize,
+        by: i64,
+    ) -> Result<(), String> {
+        let mut ropes = vec![None; kv.n_layers()];
+        for op in &self.program.ops {
+            if let Op::Heads { layer, rope, .. } = op {
+                ropes[*layer] = Some(&self.ropes[*rope]);
+            }
+        }
+        let ropes: Vec<_> = ropes.into_iter().map(|r| r.expect("each layer has heads")).collect();
+        kv.move_tokens(self.cpu, from, to, tokens, &ropes, by)
+    }
+
     /// Runs one step. The batch was checked: token ids, block tables, at least one token each.
     /// `logits` becomes `[wanted, vocab]`.
     ///

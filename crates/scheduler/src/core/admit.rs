@@ -140,8 +140,12 @@ impl Core {
                 return Attempt::OverBudget;
             }
         }
-        self.waiting.remove(&(self.seqs[slot].rank, slot));
         let loads = on_disk > 0 && self.begin_load(slot, on_disk, fx);
+        if on_disk > 0 && !loads && self.waits_for_room(slot) {
+            self.undo(slot, fresh);
+            return Attempt::Follows;
+        }
+        self.waiting.remove(&(self.seqs[slot].rank, slot));
         self.note_blocks(slot);
         if loads {
             let loaded = self.seqs[slot].loads;
@@ -151,6 +155,13 @@ impl Core {
             self.run(now, slot, fresh, fx);
         }
         Attempt::Admitted
+    }
+
+    /// Whether a sequence whose KV is on disk waits for room that is being made for it. Once only:
+    /// others may take the room, and then it is computed again instead.
+    fn waits_for_room(&mut self, slot: u32) -> bool {
+        self.kv.leaving_blocks() > 0
+            && !std::mem::replace(&mut self.seqs[slot].waited_for_room, true)
     }
 
     fn promise(&mut self, slot: u32, blocks: u64) {
@@ -344,6 +355,7 @@ impl Core {
         seq.stage = Stage::Running;
         seq.last_step = 0;
         seq.follows = None;
+        seq.waited_for_room = false;
         self.idle_running += u32::from(seq.rank.idle);
         let request = &mut self.requests[seq.request];
         if request.admitted.is_none() {

@@ -270,28 +270,36 @@ impl Core {
             return false;
         }
         let had = self.seqs[slot].table.len();
-        loop {
-            let seq = &mut self.seqs[slot];
-            let covered = seq.table.len() as u32 * bt;
-            if covered >= seq.planned + tokens {
-                if seq.table.len() > had {
-                    self.note_blocks(slot);
-                }
-                return true;
-            }
-            match self.kv.allocate(seq.tenant) {
-                Some(block) => {
-                    seq.table.push(block);
-                    fx.ops.push(SeqOp::Block { seq: SeqId(slot), block });
-                    if seq.promised > 0 {
-                        seq.promised -= 1;
-                        self.promised -= 1;
-                    }
-                }
-                None if self.reclaim(now, place, fx) => {}
-                None => return false,
+        let blocks = (self.seqs[slot].planned + tokens).div_ceil(bt) as usize;
+        let missing = blocks.saturating_sub(had);
+        // All at once, so that where room must be made by moves to disk they run side by side.
+        let mut there = missing == 0 || self.take_blocks(slot, missing, fx);
+        while !there {
+            if self.seqs[slot].table.len() >= blocks {
+                there = true;
+            } else if !self.take_blocks(slot, 1, fx) && !self.reclaim(now, place, fx) {
+                return false;
             }
         }
+        if missing > 0 {
+            self.note_blocks(slot);
+        }
+        true
+    }
+
+    /// Puts so many blocks at the end of a sequence's table, if they can be had now.
+    fn take_blocks(&mut self, slot: u32, blocks: usize, fx: Fx<'_>) -> bool {
+        let seq = &mut self.seqs[slot];
+        let had = seq.table.len();
+        if !self.kv.allocate_n(seq.tenant, blocks, &mut seq.table) {
+            return false;
+        }
+        let new = seq.table[had..].iter();
+        fx.ops.extend(new.map(|&block| SeqOp::Block { seq: SeqId(slot), block }));
+        let kept = seq.promised.min(blocks as u32);
+        seq.promised -= kept;
+        self.promised -= u64::from(kept);
+        true
     }
 
     /// Gives a sequence a copy of the block that its next position goes to, where others have it

@@ -70,6 +70,18 @@ struct Queries {
     speedup: f64,
 }
 
+/// Tokens removed from the middle of a session.
+#[derive(Debug, Serialize)]
+struct Prune {
+    context: usize,
+    removed: usize,
+    /// The later tokens computed again: exact.
+    recompute_ms: f64,
+    /// Their KV kept: `measured`.
+    keep_ms: f64,
+    speedup: f64,
+}
+
 /// Decoders beside a prompt.
 #[derive(Debug, Serialize)]
 struct Interference {
@@ -93,6 +105,7 @@ struct Report {
     queries: Vec<Queries>,
     /// Of the longer context against the shorter one: what attention over it takes.
     long_against_short_ms: f64,
+    prune: Prune,
     interference: Vec<Interference>,
 }
 
@@ -110,12 +123,13 @@ pub fn run(
     let sizes = Sizes::new(scale);
     let longest = (sizes.long + 2 * sizes.query + 16).max(sizes.prompt + 16).max(sizes.decoder());
     let decoders = sizes.decoders * (sizes.decoder() + 64);
-    let kv_tokens = (sizes.long + sizes.short + 256).max(sizes.prompt + 128 + decoders) + longest;
+    let kv_tokens = (2 * sizes.long + sizes.short + 256).max(sizes.prompt + 128 + decoders) + longest;
     let mut bench = Bench::open(args, path, longest, kv_tokens)?;
     let mut all = Vec::new();
     for context in [sizes.short, sizes.long] {
         all.push(queries(&mut bench, context, sizes.query, reps.max(5))?);
     }
+    let prune = prune(&mut bench, &sizes, reps.max(3))?;
     let mut interference = Vec::new();
     for chunking in [Chunking::Slowdown { percent: SLOWDOWN_PERCENT }, Chunking::Full] {
         interference.push(interfere(&mut bench, &sizes, chunking)?);
@@ -125,6 +139,7 @@ pub fn run(
         sizes,
         long_against_short_ms: all[1].median_ms - all[0].median_ms,
         queries: all,
+        prune,
         interference,
     };
     let mut out = std::io::stdout().lock();
@@ -194,6 +209,41 @@ fn queries(
     })
 }
 
+/// Removes a query's length of tokens near the start of the long context, in both ways.
+fn prune(bench: &mut Bench, sizes: &Sizes, reps: usize) -> anyhow::Result<Prune> {
+    let data = prompt(sizes.long, bench.vocab_size, 12);
+    let range = sizes.long / 7..sizes.long / 7 + sizes.query;
+    let (whole, session) = (SessionId(1), SessionId(2));
+    let (mut recompute_ms, mut keep_ms) = (Vec::new(), Vec::new());
+    bench.with_engine(
+        // What the cache has of earlier rounds would make computing again look cheap.
+        |config| config.prefix_cache = false,
+        |engine| {
+            engine.append_session(whole, TenantId(0), data.clone())?;
+            Times::default().run(engine, |_| false);
+            for _ in 0..reps {
+                for (all, keep) in [(&mut recompute_ms, false), (&mut keep_ms, true)] {
+                    engine.fork_session(whole, session)?;
+                    let started = Instant::now();
+                    if keep {
+                        engine.prune_session_keeping(session, range.clone())?;
+                    } else {
+                        engine.prune_session(session, range.clone())?;
+                    }
+                    Times::default().run(engine, |_| false);
+                    all.push(ms(started.elapsed()));
+                    engine.close_session(session)?;
+                }
+            }
+            Ok(())
+        },
+    )?;
+    let of = |all: &[f64]| median(all).unwrap_or(f64::NAN);
+    let (recompute_ms, keep_ms) = (of(&recompute_ms), of(&keep_ms));
+    let speedup = recompute_ms / keep_ms;
+    Ok(Prune { context: sizes.long, removed: range.len(), recompute_ms, keep_ms, speedup })
+}
+
 fn interfere(
     bench: &mut Bench,
     sizes: &Sizes,
@@ -257,6 +307,12 @@ impl Report {
                 self.sizes.query, q.context, q.median_ms, q.reprefill_ms, q.speedup
             ));
         }
+        let p = &self.prune;
+        lines.push(format!(
+            "{} of {} tokens pruned: {:.0} ms with the later ones computed again, {:.0} ms with \
+             their KV kept ({:.1} times)",
+            p.removed, p.context, p.recompute_ms, p.keep_ms, p.speedup
+        ));
         for i in &self.interference {
             lines.push(format!(
                 "{} decoders beside a prompt of {} (chunks: {}): {:.1} ms a token alone, p99 \
