@@ -141,7 +141,7 @@ impl Core {
             }
         }
         let loads = on_disk > 0 && self.begin_load(slot, on_disk, fx);
-        if on_disk > 0 && !loads && self.waits_for_room(slot) {
+        if on_disk > 0 && !loads && self.waits_for_room(now, slot) {
             self.undo(slot, fresh);
             return Attempt::Follows;
         }
@@ -159,9 +159,9 @@ impl Core {
 
     /// Whether a sequence whose KV is on disk waits for room that is being made for it. Once only:
     /// others may take the room, and then it is computed again instead.
-    fn waits_for_room(&mut self, slot: u32) -> bool {
+    fn waits_for_room(&mut self, now: Time, slot: u32) -> bool {
         self.kv.leaving_blocks() > 0
-            && !std::mem::replace(&mut self.seqs[slot].waited_for_room, true)
+            && *self.seqs[slot].waits_for_room_since.get_or_insert(now) == now
     }
 
     fn promise(&mut self, slot: u32, blocks: u64) {
@@ -355,7 +355,7 @@ impl Core {
         seq.stage = Stage::Running;
         seq.last_step = 0;
         seq.follows = None;
-        seq.waited_for_room = false;
+        seq.waits_for_room_since = None;
         self.idle_running += u32::from(seq.rank.idle);
         let request = &mut self.requests[seq.request];
         if request.admitted.is_none() {

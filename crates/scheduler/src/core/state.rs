@@ -86,8 +86,8 @@ pub(super) struct Seq {
     pub(super) loads: u32,
     /// Whether one of them failed.
     pub(super) loads_failed: bool,
-    /// Whether it has waited for room for what is on disk, since it last ran.
-    pub(super) waited_for_room: bool,
+    /// When it began to wait for room for what is on disk; reset when it runs.
+    pub(super) waits_for_room_since: Option<Time>,
     /// Skipped by admission until this sequence has computed so many positions: they are its own
     /// prompt's, too.
     pub(super) follows: Option<(u32, Rank, u32)>,
