@@ -117,7 +117,11 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Moves what is kept into the blocks of `to`.
-    pub(crate) fn fill_from_session(&mut self, to: SeqId, kept: &Kept) -> Result<(), SessionFailure> {
+    pub(crate) fn fill_from_session(
+        &mut self,
+        to: SeqId,
+        kept: &Kept,
+    ) -> Result<(), SessionFailure> {
         let size = self.backend().block_tokens();
         let from = self.executor.table(kept.seq).to_vec();
         let into = self.executor.table(to).to_vec();
@@ -134,10 +138,8 @@ impl<B: Backend> Engine<B> {
             let in_source = size - source % size;
             let in_target = size - position % size;
             let tokens = (end - position).min(in_source).min(in_target);
-            let lanes = |table: &[u32], at: usize| KvLanes {
-                block: table[at / size],
-                first: at % size,
-            };
+            let lanes =
+                |table: &[u32], at: usize| KvLanes { block: table[at / size], first: at % size };
             let by = if moved { -(removed as i64) } else { 0 };
             let (source, target) = (lanes(&from, source), lanes(&into, position));
             let backend = self.executor.backend_mut();

@@ -155,7 +155,11 @@ impl Core {
             return;
         }
         let had = seq.tokens.len() as u32;
-        seq.tokens.extend_from_slice(tokens);
+        match tokens {
+            // Nearly always one; a copy of a length not known is a call.
+            [token] => seq.tokens.push(*token),
+            _ => seq.tokens.extend_from_slice(tokens),
+        }
         if seq.tokens.len() as u32 > seq.limit {
             seq.tokens.truncate(seq.limit as usize);
         }
@@ -213,6 +217,10 @@ impl Core {
     pub(super) fn register(&mut self, slot: u32, fx: Fx<'_>) {
         let bt = self.block_tokens;
         let seq = &mut self.seqs[slot];
+        if (seq.registered + 1) * bt > seq.computed {
+            // Nearly always, and without a division.
+            return;
+        }
         // The tokens of computed positions are known.
         let full = seq.computed.min(seq.tokens.len() as u32) / bt;
         if seq.registered >= full || !self.config.cache.prefix_cache {

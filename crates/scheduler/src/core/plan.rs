@@ -79,7 +79,7 @@ impl Core {
                 continue;
             }
             let (mut draft, mut parted) = (0, 0);
-            if seq.special || seq.planned.is_multiple_of(bt) {
+            if seq.special || seq.planned >= seq.table.len() as u32 * bt {
                 draft = self.fit_draft(slot, left);
                 if !self.make_room(now, i - 1, 1 + draft, fx) {
                     i = self.after_failing(slot, i);
