@@ -5,7 +5,10 @@
 //! operations in MPICH" (2005). What they leave out: contention between collectives, and topologies
 //! other than one link of the same kind between any two devices.
 
+use dunlin_spec::LinkSpec;
 use serde::{Deserialize, Serialize};
+
+use crate::error::{CostError, above_zero, not_negative};
 
 /// A link between two devices, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -17,7 +20,19 @@ pub struct Link {
     pub bytes_per_s: f64,
 }
 
+impl From<LinkSpec> for Link {
+    fn from(spec: LinkSpec) -> Self {
+        Self { latency_ns: spec.latency_ns, bytes_per_s: spec.bytes_per_s }
+    }
+}
+
 impl Link {
+    /// Whether both numbers make sense.
+    pub(crate) fn validate(&self) -> Result<(), CostError> {
+        not_negative("latency_ns", self.latency_ns)?;
+        above_zero("bytes_per_s", self.bytes_per_s)
+    }
+
     /// Nanoseconds that one message of `bytes` takes.
     pub fn message_ns(&self, bytes: f64) -> f64 {
         self.latency_ns + self.wire_ns(bytes)
@@ -39,6 +54,9 @@ pub enum Collective {
     RingAllReduce,
     /// Everyone gets the sum; whole messages up a binary tree and down again.
     TreeAllReduce,
+    /// Everyone gets the sum: whole messages exchanged with a partner, each round at twice the
+    /// distance (recursive doubling). For two devices it is one exchange.
+    ExchangeAllReduce,
     /// Everyone gets everyone's part, around a ring.
     RingAllGather,
     /// Everyone gets the sum of an own part, around a ring.
@@ -62,6 +80,7 @@ impl Collective {
             Self::PointToPoint => link.message_ns(bytes),
             Self::RingAllReduce => 2.0 * (p - 1.0) * part,
             Self::TreeAllReduce => 2.0 * f64::from(tree_depth(devices)) * link.message_ns(bytes),
+            Self::ExchangeAllReduce => f64::from(tree_depth(devices)) * link.message_ns(bytes),
             Self::RingAllGather | Self::RingReduceScatter | Self::AllToAll => (p - 1.0) * part,
         }
     }
@@ -75,7 +94,7 @@ impl Collective {
         match self {
             Self::PointToPoint => bytes,
             Self::RingAllReduce => 2.0 * (p - 1.0) / p * bytes,
-            Self::TreeAllReduce => f64::from(tree_depth(devices)) * bytes,
+            Self::TreeAllReduce | Self::ExchangeAllReduce => f64::from(tree_depth(devices)) * bytes,
             Self::RingAllGather | Self::RingReduceScatter | Self::AllToAll => (p - 1.0) / p * bytes,
         }
     }
@@ -182,6 +201,24 @@ mod tests {
                 tree.round(&down.map(|i| (i, i + stride, bytes)).collect::<Vec<_>>());
             }
             close(Collective::TreeAllReduce.time_ns(&LINK, p as u32, bytes), tree.end());
+        }
+    }
+
+    #[test]
+    fn an_exchange_takes_its_rounds() {
+        for rounds in 1..=4 {
+            let (p, bytes) = (1usize << rounds, 1e5);
+            let mut network = Network::new(p);
+            let mut sums = vec![1u32; p];
+            for round in 0..rounds {
+                let pairs: Vec<_> = (0..p).map(|i| (i, i ^ (1 << round), bytes)).collect();
+                let old = sums.clone();
+                pairs.iter().for_each(|&(from, to, _)| sums[to] += old[from]);
+                network.round(&pairs);
+            }
+            assert!(sums.iter().all(|&s| s == p as u32));
+            let time = Collective::ExchangeAllReduce.time_ns(&LINK, p as u32, bytes);
+            close(time, network.end());
         }
     }
 

@@ -5,8 +5,11 @@
 //! simulator asks it once a step in place of a forward pass, so answers are cheap: one pass over the
 //! sequences, no allocation, no hashing.
 //!
-//! One kind of cost model, one file: [`LinearCost`]. [`Link`] and [`Collective`] price what goes
-//! between devices.
+//! A cost model is data ([`CostFile`], a `cost.toml`); one kind, one file: [`LinearCost`] with closed
+//! forms, [`FittedCost`] from recorded steps, [`Operators`] from measured kernels, [`Roofline`] from
+//! data sheets, and composites of them ([`CostModel`]). [`Link`] and [`Collective`] price what goes
+//! between devices, [`einsum`] counts a model's operations and bytes, [`PowerSpec`] says what devices
+//! draw.
 //!
 //! All of it is plain arithmetic on data: no clock, no files, no randomness. A question beyond what
 //! a model was made from is answered and marked ([`StepPrice::extrapolated`]).
@@ -21,12 +24,37 @@
 )]
 
 mod collective;
+pub mod einsum;
+mod energy;
+mod error;
+mod experts;
+mod fitted;
+mod grid;
 mod linear;
+mod model;
+mod nnls;
+mod operators;
+mod roofline;
 mod shape;
+mod skew;
 
 pub use collective::{Collective, Link};
+pub use energy::{AtClock, Busy, PowerSpec, Work};
+pub use error::CostError;
+pub use experts::expected_distinct;
+pub use fitted::{FittedCost, StepSample};
 pub use linear::LinearCost;
+pub use model::{
+    COST_VERSION, CostFile, CostModel, CostSpec, GraphsSpec, RooflineSpec, SpeculativeSpec, SumSpec,
+};
+pub use nnls::nnls;
+pub use operators::{
+    AttentionTables, DecodeTable, ExpertCurve, ExpertTables, MAX_RANKS, MixedTable, Operator,
+    OperatorGroup, OperatorProfile, Operators, PrefillTable, StepCollective,
+};
+pub use roofline::{MemoryError, Parts, Roofline, ValueBytes};
 pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
+pub use skew::SkewTable;
 
 use serde::{Deserialize, Serialize};
 

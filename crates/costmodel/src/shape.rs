@@ -99,6 +99,10 @@ pub struct Totals {
     pub prefill_pairs: u64,
     /// The same over tokens of sequences that decode or verify.
     pub decode_pairs: u64,
+    /// The most KV positions that a sequence which decodes or verifies reads.
+    pub longest_decode: u64,
+    /// The fewest; 0 where none decodes.
+    pub shortest_decode: u64,
     /// Rows that need the head.
     pub sampled: u64,
 }
@@ -116,9 +120,13 @@ impl Totals {
             self.prefill_kv += context + new;
             self.prefill_pairs += pairs;
         } else {
+            let read = context + new;
+            let first = self.decode_seqs == 0;
+            self.shortest_decode = if first { read } else { self.shortest_decode.min(read) };
+            self.longest_decode = self.longest_decode.max(read);
             self.decode_seqs += 1;
             self.decode_tokens += new;
-            self.decode_kv += context + new;
+            self.decode_kv += read;
             self.decode_pairs += pairs;
         }
     }
@@ -152,6 +160,7 @@ mod tests {
         assert_eq!(totals.decode_pairs, count(&[2, 3]));
         assert_eq!((totals.tokens, totals.prefill_tokens, totals.decode_tokens), (15, 10, 5));
         assert_eq!((totals.prefill_kv, totals.decode_kv), (7 + 103, 51 + 24));
+        assert_eq!((totals.shortest_decode, totals.longest_decode), (24, 51));
         assert_eq!((totals.prefill_seqs, totals.decode_seqs, totals.sampled), (2, 2, 6));
     }
 

@@ -6,13 +6,18 @@
 //! parameters and bytes.
 #![forbid(unsafe_code)]
 
+mod count;
+mod hardware;
 mod model;
 mod numeric;
+mod shape;
 mod validate;
 mod weight_type;
 
+pub use hardware::{ComputeType, HardwareSpec, LinkSpec, ParallelSpec, PeakFlops};
 pub use model::{
     Activation, AttnSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec, RopeScaling, RopeSpec, SpecError,
 };
 pub use numeric::{ActivationPrecision, KvType, ParseSettingError};
+pub use shape::ModelShape;
 pub use weight_type::WeightType;
