@@ -1,6 +1,8 @@
 //! `dunlin serve` as clients meet it: a tiny random model for what needs no sense, the default model
 //! where this machine has it.
 
+mod bench;
+
 #[path = "../run/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `dunlin run`")]
 mod support;

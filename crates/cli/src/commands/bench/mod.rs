@@ -17,6 +17,7 @@ mod peer_batch;
 mod peers;
 mod report;
 mod row;
+mod serve;
 mod session;
 mod setup;
 mod summary;
@@ -48,7 +49,11 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Rows: ppN is a prompt of N tokens; tgN generates N tokens from empty, tgN@DEPTH after DEPTH
 /// tokens; bS is 32 steps of S sequences that hold 128 tokens each.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    server: Option<Server>,
+
     /// Measure a workload of many requests instead of rows
     #[arg(value_enum, value_name = "WORKLOAD")]
     workload: Option<Workload>,
@@ -90,6 +95,12 @@ pub struct Args {
     child: Option<Child>,
 }
 
+/// What has settings of its own.
+#[derive(Debug, clap::Subcommand)]
+enum Server {
+    Serve(Box<serve::Args>),
+}
+
 /// Many requests through the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Workload {
@@ -106,7 +117,10 @@ impl Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(Server::Serve(args)) = args.server.take() {
+        return serve::run(*args);
+    }
     let path = model_path(&args.model)?;
     if let Some(child) = args.child {
         child::run(child, &args.model, &path)?;
