@@ -26,10 +26,11 @@ use crate::{
     config::Config,
     error::{self, ApiError, Protocol},
     identity::Identity,
+    live,
     metrics::Metrics,
     ollama, openai, openapi, ops,
     service::{Health, ModelInfo, Service, ServiceError},
-    text,
+    text, web,
 };
 
 /// What all handlers share.
@@ -162,9 +163,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", get(ops::health))
         .route("/ready", get(ops::ready))
         .route("/metrics", get(ops::metrics))
+        .route("/live", get(live::live))
         .route("/server_info", get(ops::server_info))
         .route("/model_info", get(ops::model_info))
         .route("/openapi.json", get(openapi::describe))
+        .merge(web::routes())
         .method_not_allowed_fallback(|| async {
             ApiError::new(
                 StatusCode::METHOD_NOT_ALLOWED,

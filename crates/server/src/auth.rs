@@ -4,10 +4,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, web};
 
-/// Paths that answer without a key: probes have none, and what they tell is no secret.
-const OPEN_PATHS: [&str; 4] = ["/health", "/ready", "/metrics", "/api/version"];
+/// Paths that answer without a key, besides the page: probes have none, and what they tell is no
+/// secret.
+const OPEN_PATHS: [&str; 5] = ["/health", "/ready", "/metrics", "/live", "/api/version"];
 
 /// The keys that open the server, kept as hashes.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Keys {
     /// # Errors
     /// 401 without a right one.
     pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.0.is_empty() || OPEN_PATHS.contains(&path) {
+        if self.0.is_empty() || OPEN_PATHS.contains(&path) || web::is_page(path) {
             return Ok(());
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {

@@ -131,6 +131,11 @@ impl<B: Backend + 'static> Service for EngineService<B> {
             kv_blocks_used: kv_blocks.saturating_sub(free),
             block_tokens,
             preemptions: self.preemptions.load(Ordering::Relaxed),
+            steps: stats.totals.steps,
+            computed_tokens: stats.totals.computed_tokens,
+            step_ns: stats.totals.step_ns,
+            microjoules: stats.totals.energy.microjoules,
+            energy_source: stats.totals.energy.source.label(),
         }
     }
 

@@ -21,6 +21,7 @@ mod connection;
 pub mod engine;
 mod error;
 mod identity;
+mod live;
 mod metrics;
 mod ollama;
 mod openai;
@@ -32,6 +33,7 @@ pub mod service;
 mod stream;
 mod text;
 mod tools;
+mod web;
 
 pub use app::{App, router};
 pub use config::Config;

@@ -3,7 +3,13 @@
 //! `vllm:*` are the names that routers and dashboards read, with that project's meanings; `dunlin:*`
 //! is what they lack. Gauges of the engine are read when somebody asks.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::http::StatusCode;
 use prometheus_client::{
@@ -12,7 +18,10 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::service::{Finish, ModelInfo, Stats, Usage};
+use crate::{
+    live::Live,
+    service::{Finish, ModelInfo, Stats, Usage},
+};
 
 /// Seconds of latencies that users wait for: first tokens, whole answers.
 const LATENCY_SECONDS: [f64; 16] =
@@ -38,6 +47,12 @@ struct Route {
     status: u16,
 }
 
+/// Joules that were measured and joules of a model are not added up.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Energy {
+    source: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CacheConfig {
     model_name: String,
@@ -46,8 +61,10 @@ struct CacheConfig {
     num_cpu_blocks: usize,
 }
 
+/// A counter of what is not whole.
+type Seconds = Counter<f64, AtomicU64>;
 type PerModel = Family<Model, Counter>;
-type Level = Family<Model, Gauge<f64, std::sync::atomic::AtomicU64>>;
+type Level = Family<Model, Gauge<f64, AtomicU64>>;
 type Times = Family<Model, Histogram, fn() -> Histogram>;
 
 /// Everything that is counted.
@@ -71,6 +88,12 @@ pub(crate) struct Metrics {
     answer_seconds: Histogram,
     disconnects: Counter,
     in_flight: Gauge,
+    steps: Counter,
+    computed_tokens: Counter,
+    step_seconds: Seconds,
+    energy: Family<Energy, Seconds>,
+    /// What the live view shows.
+    pub live: Live,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -109,6 +132,11 @@ impl Metrics {
             answer_seconds: latencies(),
             disconnects: Counter::default(),
             in_flight: Gauge::default(),
+            steps: Counter::default(),
+            computed_tokens: Counter::default(),
+            step_seconds: Seconds::default(),
+            energy: Family::default(),
+            live: Live::new(),
         };
         let mut registry = Registry::default();
         let m = &metrics;
@@ -149,6 +177,10 @@ impl Metrics {
             &m.disconnects,
         );
         add("dunlin:requests_in_flight", "Requests that hold a place", &m.in_flight);
+        add("dunlin:steps", "Steps run", &m.steps);
+        add("dunlin:computed_tokens", "Token positions computed", &m.computed_tokens);
+        add("dunlin:step_seconds", "Time spent in steps", &m.step_seconds);
+        add("dunlin:energy_joules", "Energy of all steps, by where it comes from", &m.energy);
         metrics.registry.lock().map(|mut r| *r = registry).ok();
         metrics
     }
@@ -162,6 +194,7 @@ impl Metrics {
 
     /// A request's first token came.
     pub fn first_token(&self, model: &str, after: Duration) {
+        self.live.first_token(after);
         self.first_token
             .get_or_create(&Model { model_name: model.into() })
             .observe(after.as_secs_f64());
@@ -178,11 +211,14 @@ impl Metrics {
         self.queue.get_or_create(&label).observe(usage.queue_ns as f64 / 1e9);
         // Each choice but its first token, which prefill brought.
         let gaps = usage.output_tokens.saturating_sub(choices as usize);
-        if gaps > 0 {
+        let mean = (gaps > 0).then(|| {
             let per_choice = gaps as f64 / f64::from(choices.max(1));
-            let mean = usage.decode_ns as f64 / 1e9 / per_choice;
+            usage.decode_ns as f64 / 1e9 / per_choice
+        });
+        if let Some(mean) = mean {
             self.between_tokens.get_or_create(&label).observe(mean);
         }
+        self.live.finished(usage, mean);
     }
 
     /// A choice ended.
@@ -211,7 +247,7 @@ impl Metrics {
             let usage = stats.kv_blocks_used as f64 / stats.kv_blocks.max(1) as f64;
             self.kv_usage.get_or_create(&label).set(usage);
             let preemptions = self.preemptions.get_or_create(&label);
-            preemptions.inner().store(stats.preemptions, std::sync::atomic::Ordering::Relaxed);
+            preemptions.inner().store(stats.preemptions, Ordering::Relaxed);
             let config = CacheConfig {
                 model_name: model.id.clone(),
                 block_size: stats.block_tokens,
@@ -221,6 +257,16 @@ impl Metrics {
             self.cache_config.get_or_create(&config).set(1);
         }
         self.in_flight.set(in_flight as i64);
+        // The engine counts these; nobody else adds to them.
+        self.steps.inner().store(stats.steps, Ordering::Relaxed);
+        self.computed_tokens.inner().store(stats.computed_tokens, Ordering::Relaxed);
+        let seconds = stats.step_ns as f64 / 1e9;
+        self.step_seconds.inner().store(seconds.to_bits(), Ordering::Relaxed);
+        if !stats.energy_source.is_empty() {
+            let source = stats.energy_source.split(':').next().unwrap_or_default();
+            let joules = self.energy.get_or_create(&Energy { source });
+            joules.inner().store((stats.microjoules as f64 / 1e6).to_bits(), Ordering::Relaxed);
+        }
         let mut out = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // Writing to a string does not fail.

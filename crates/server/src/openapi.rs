@@ -3,7 +3,7 @@
 use axum::response::Response;
 use utoipa::OpenApi;
 
-use crate::{anthropic, app::json, ollama, openai, ops, text};
+use crate::{anthropic, app::json, live, ollama, openai, ops, text};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -32,6 +32,7 @@ use crate::{anthropic, app::json, ollama, openai, ops, text};
         ops::health,
         ops::ready,
         ops::metrics,
+        live::live,
         ops::server_info,
         ops::model_info,
         describe,

@@ -169,6 +169,7 @@ impl Reply {
         match chunk {
             None => self.fail(ApiError::unavailable("the engine has stopped")),
             Some(Chunk::Token { choice, text, logprobs }) => {
+                self.place.app.metrics.live.token();
                 if !std::mem::replace(&mut self.begun, true) {
                     self.place.app.metrics.first_token(&self.model, self.elapsed());
                 }

@@ -246,6 +246,16 @@ pub struct Stats {
     pub block_tokens: usize,
     /// Requests that gave way to others, ever.
     pub preemptions: u64,
+    /// Steps run.
+    pub steps: u64,
+    /// Token positions that went through the model.
+    pub computed_tokens: u64,
+    /// Nanoseconds spent in steps.
+    pub step_ns: u64,
+    /// Microjoules of all steps.
+    pub microjoules: u64,
+    /// Where joules come from.
+    pub energy_source: &'static str,
 }
 
 /// A request that is not served.

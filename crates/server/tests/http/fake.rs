@@ -134,6 +134,11 @@ impl Service for Fake {
             kv_blocks_used: 10,
             block_tokens: 16,
             preemptions: 5,
+            steps: 11,
+            computed_tokens: 60,
+            step_ns: 1_500_000_000,
+            microjoules: 2_500_000,
+            energy_source: "model: a guess",
         }
     }
 

@@ -259,7 +259,7 @@ fn what_is_no_http_ends_the_connection() {
 fn paths_and_methods() {
     let server = Server::new();
     for (method, path, status) in [
-        ("GET", "/", 404),
+        ("GET", "/index.html", 404),
         ("GET", "/v1/../etc/passwd", 404),
         ("GET", "/v1/models/%2e%2e%2f", 404),
         ("GET", "/v1/models/%ff", 400),

@@ -86,7 +86,7 @@ fn every_described_path_is_served() {
     let server = Server::new();
     let api = api(&server);
     let paths = api["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 23);
+    assert_eq!(paths.len(), 24);
     for (path, methods) in paths {
         let path = path.replace("{id}", "tiny");
         for method in methods.as_object().unwrap().keys() {
@@ -136,6 +136,7 @@ fn answers_are_what_is_described() {
         ),
         ("post", "/v1/responses", json!({"input": 5}), 400),
         ("post", "/v1/embeddings", json!({"input": "a"}), 501),
+        ("get", "/live", Value::Null, 200),
         ("get", "/v1/models", Value::Null, 200),
         ("get", "/v1/models/{id}", Value::Null, 200),
         (

@@ -48,10 +48,50 @@ fn metrics_have_the_names_that_routers_read() {
         "dunlin:http_responses_total{route=\"/v1/chat/completions\",status=\"200\"} 2",
         "dunlin:http_responses_total{route=\"other\",status=\"404\"} 1",
         "dunlin:requests_in_flight 0",
+        "dunlin:steps_total 11",
+        "dunlin:computed_tokens_total 60",
+        "dunlin:step_seconds_total 1.5",
+        "dunlin:energy_joules_total{source=\"model\"} 2.5",
         "# EOF",
     ] {
         assert!(answer.text().lines().any(|l| l == line), "{line}\nis not in\n{}", answer.text());
     }
+}
+
+#[test]
+fn the_live_view_learns_what_goes_on() {
+    let server = Server::new();
+    assert_eq!(server.get("/live").json()["ttft"], serde_json::Value::Null);
+    for _ in 0..2 {
+        server.post(CHAT, BODY);
+    }
+    let live = server.get("/live").json();
+    assert_eq!((&live["model"], &live["waiting"]), (&"tiny".into(), &2.into()));
+    assert_eq!((&live["kv_blocks_used"], &live["joules"]), (&10.into(), &2.5.into()));
+    assert_eq!((&live["output_tokens"], &live["steps"]), (&6.into(), &11.into()));
+    assert_eq!(live["recent_prompt_tokens"], 14);
+    assert_eq!(live["recent_cached_tokens"], 6);
+    assert_eq!((&live["ttft"]["count"], &live["tpot"]["count"]), (&2.into(), &2.into()));
+    server.fake.models.lock().unwrap().clear();
+    assert_eq!(server.get("/live").status, 503);
+}
+
+/// The page opens without a key, which it asks for itself, and may load nothing from elsewhere.
+#[test]
+fn the_page_is_served_to_everybody() {
+    let server = Server::with(Config { api_keys: vec!["k".into()], ..Config::default() });
+    let page = server.get("/");
+    assert_eq!(page.status, 200);
+    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
+    assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    for rest in page.text().split("\"/web/").skip(1) {
+        let path = format!("/web/{}", rest.split('"').next().unwrap());
+        assert_eq!(server.get(&path).status, 200, "{path}");
+    }
+    assert_eq!(server.get("/web/other.js").status, 401);
+    assert_eq!(server.post("/", "{}").status, 405);
 }
 
 #[test]
