@@ -105,6 +105,27 @@ else
   CARGO_TARGET_DIR=$target scripts/router-test.sh "$folder/SmolLM2-135M-Instruct.Q4_1.gguf"
 fi
 
+section "the web page in a browser"
+if [ -n "$offline" ]; then
+  skip "the web page in a browser: --offline"
+else
+  status=0
+  CARGO_TARGET_DIR=$target scripts/web-test.sh "$folder/SmolLM2-135M-Instruct.Q4_1.gguf" | tee "$target/web-test.txt" || status=$?
+  case $status in
+    0) ;;
+    # There is no browser here; the last line says why.
+    3) tail -n 1 "$target/web-test.txt" >> "$DUNLIN_SKIP_LOG" ;;
+    *) exit "$status" ;;
+  esac
+fi
+
+section "deployment files"
+if [ -n "$offline" ]; then
+  skip "schemas of the deployment files: --offline"
+else
+  CARGO_TARGET_DIR=$target scripts/deploy-test.sh
+fi
+
 section "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
