@@ -101,6 +101,6 @@ pub use length::{Count, CountSpec, LengthStreams, Lengths, LengthsSpec, MAX_TOKE
 pub use merge::Merge;
 pub use population::PopulationSpec;
 pub use prefix::{PrefixPoolSpec, PrefixUse};
-pub use request::{ClientId, Content, GroupId, Piece, Request, Wait};
+pub use request::{Answer, ClientId, Content, GroupId, Piece, Request, Wait, stream_token};
 pub use rollout::{Rollout, RolloutSpec};
 pub use session::{Context, ConversationSpec, Pacing};

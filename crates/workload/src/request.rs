@@ -127,11 +127,33 @@ impl Request {
         self.ids(own, vocabulary, self.prompt_tokens, end, into);
     }
 
+    /// The answer's tokens, one by one without an end: the first are those of
+    /// [`Request::answer_ids`].
+    pub fn answer(&self, own: u64, vocabulary: u32) -> Answer {
+        let mut answer = Answer { head: Vec::new(), stream: own, first: self.prompt_tokens };
+        match &self.content {
+            Content::Unique => {}
+            Content::Blocks { ids, block_tokens } => {
+                let chain = (ids.len() as u64 * u64::from(*block_tokens)).min(u64::from(u32::MAX));
+                let chain = chain as u32;
+                // What the chain says of the answer; behind it the request's own stream begins.
+                self.ids(own, vocabulary, self.prompt_tokens, chain, &mut answer.head);
+                answer.first = self.prompt_tokens.saturating_sub(chain);
+            }
+            Content::Pieces(pieces) => {
+                if let Some(last) = pieces.last() {
+                    (answer.stream, answer.first) = (last.stream, last.tokens);
+                }
+            }
+        }
+        answer
+    }
+
     /// The tokens of positions `from..to` of prompt and answer together.
     fn ids(&self, own: u64, vocabulary: u32, from: u32, to: u32, into: &mut Vec<u32>) {
-        into.reserve((to - from) as usize);
+        into.reserve(to.saturating_sub(from) as usize);
         let mut put = |stream: u64, range: std::ops::Range<u32>| {
-            into.extend(range.map(|i| token(stream, i, vocabulary)));
+            into.extend(range.map(|i| stream_token(stream, i, vocabulary)));
         };
         let mut at = 0;
         // A run of `tokens` positions that begins at `at`, cut to what is asked for.
@@ -158,9 +180,22 @@ impl Request {
     }
 }
 
+/// An answer as a stream of tokens: those of `head`, then those of a stream from index `first` on
+/// ([`stream_token`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The first tokens.
+    pub head: Vec<u32>,
+    /// The stream that the others are of.
+    pub stream: u64,
+    /// The index of the first of those.
+    pub first: u32,
+}
+
 /// Token `index` of a stream: the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable
 /// pseudorandom number generators", OOPSLA 2014), scaled to the vocabulary.
-fn token(stream: u64, index: u32, vocabulary: u32) -> u32 {
+#[inline]
+pub fn stream_token(stream: u64, index: u32, vocabulary: u32) -> u32 {
     let mut x = stream ^ u64::from(index).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -178,6 +213,12 @@ mod tests {
         request.answer_ids(own, 50_000, &mut answer);
         assert_eq!(prompt.len(), request.prompt_tokens as usize);
         assert_eq!(answer.len(), request.output_tokens as usize);
+        // The same one by one.
+        let Answer { mut head, stream, first } = request.answer(own, 50_000);
+        head.truncate(answer.len());
+        let rest = answer.len() - head.len();
+        head.extend((0..rest as u32).map(|i| stream_token(stream, first + i, 50_000)));
+        assert_eq!(head, answer);
         (prompt, answer)
     }
 

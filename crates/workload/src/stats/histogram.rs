@@ -24,12 +24,45 @@ impl Histogram {
     /// Counts a number.
     #[inline]
     pub fn add(&mut self, value: u64) {
+        self.add_many(value, 1);
+    }
+
+    /// Counts a number so many times.
+    #[inline]
+    pub fn add_many(&mut self, value: u64, count: u64) {
         let bin = self.bin(value);
         if bin >= self.counts.len() {
             self.counts.resize(bin + 1, 0);
         }
-        self.counts[bin] += 1;
-        self.total += 1;
+        self.counts[bin] += count;
+        self.total += count;
+    }
+
+    /// Counts everything that another one has counted.
+    ///
+    /// # Panics
+    /// Where the other has other bins.
+    pub fn merge(&mut self, other: &Self) {
+        assert_eq!(self.bits, other.bits, "histograms of different bins");
+        if self.counts.len() < other.counts.len() {
+            self.counts.resize(other.counts.len(), 0);
+        }
+        for (own, more) in self.counts.iter_mut().zip(&other.counts) {
+            *own += more;
+        }
+        self.total += other.total;
+    }
+
+    /// How many numbers were counted.
+    pub const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// How many of those counted are not above `value`, as far as bins tell: the bin of `value` is
+    /// counted whole.
+    pub fn at_most(&self, value: u64) -> u64 {
+        let bins = (self.bin(value) + 1).min(self.counts.len());
+        self.counts[..bins].iter().sum()
     }
 
     /// The number that a share `p` of all are not above, by nearest rank: the `ceil(p n)`-th in
@@ -113,5 +146,20 @@ mod tests {
             assert!(found.abs_diff(exact) <= slack, "seed {seed}, p {p}: {found} for {exact}");
         }
         assert_eq!(Histogram::new(3).percentile(0.5), 0);
+    }
+
+    #[test]
+    fn merging_is_counting_together() {
+        let (mut a, mut b, mut both) = (Histogram::new(6), Histogram::new(6), Histogram::new(6));
+        for value in (0..4000u64).map(|i| i * i) {
+            let part = if value % 3 == 0 { &mut a } else { &mut b };
+            part.add_many(value, 2);
+            both.add(value);
+            both.add(value);
+        }
+        a.merge(&b);
+        assert_eq!((a.counts, a.total), (both.counts, 8000));
+        assert_eq!(b.at_most(u64::MAX), b.total());
+        assert_eq!(b.at_most(0), 0, "0 is with those of the other");
     }
 }
