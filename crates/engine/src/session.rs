@@ -217,7 +217,7 @@ impl<B: Backend> Engine<B> {
         let wanted = match &op {
             SessionOp::Fork { from, .. } => *from,
             SessionOp::Rewind { session, .. } | SessionOp::Restore { session, .. } => *session,
-            SessionOp::Close(session) => *session,
+            SessionOp::Close(session) | SessionOp::Hold { session, .. } => *session,
         };
         self.queue(CoreEvent::Session(op));
         self.turn();

@@ -145,6 +145,15 @@ pub enum SessionOp {
     /// Ends the session. Not while a request extends it: abort that first. Requests that keep nothing
     /// have copies of their own and go on.
     Close(SessionId),
+    /// Whether the session's KV stays in memory while no request uses it, whoever runs short: KV on
+    /// its way to or from another machine, which cannot be found again otherwise. Whoever holds must
+    /// let go, use it or close it: what is held for ever may leave a request waiting for ever.
+    Hold {
+        /// Which; it may have a request that extends it.
+        session: SessionId,
+        /// Whether it stays.
+        held: bool,
+    },
 }
 
 /// What came of a step: the tokens of each sequence that was to be sampled, in the order of

@@ -17,6 +17,8 @@
 mod cluster;
 mod error;
 pub mod events;
+mod experts;
+pub mod links;
 pub mod metrics;
 mod replica;
 mod report;
@@ -24,8 +26,9 @@ mod shard;
 mod source;
 mod speculation;
 
-pub use cluster::{ClusterSpec, RunOptions, simulate};
+pub use cluster::{Autoscale, Change, ChangeKind, ClusterSpec, RunOptions, Transfer, simulate};
 pub use error::SimError;
-pub use replica::{Prediction, ReplicaSpec, SharedCost, Tier};
+pub use experts::{ExpertSpec, ExpertSpread};
+pub use replica::{Prediction, ReplicaSpec, Role, SharedCost, Tier};
 pub use report::{ReplicaSummary, Report, Summary};
 pub use speculation::{CERTAIN, Speculation};

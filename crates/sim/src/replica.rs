@@ -15,14 +15,16 @@ use std::{
 use dunlin_costmodel::{Phase, SeqShape, StepCost, StepShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
-    Commit, Core, CoreConfig, DraftNode, Effects, End, Event, Finished, Proposal, Rejection,
-    SampleEnd, SeqOp, StepOutcome, StepPlan, Submission, checker::CheckedCore, policy::PolicyKind,
+    Commit, Core, CoreConfig, DraftNode, Effects, End, Event, Finished, Keep, Proposal, Rejection,
+    SampleEnd, SeqOp, SessionOp, SessionUse, StepOutcome, StepPlan, Submission,
+    checker::CheckedCore, policy::PolicyKind,
 };
-use dunlin_units::{RequestId, SeedTree, SeqId, Time};
+use dunlin_units::{RequestId, SeedTree, SeqId, SessionId, Time};
 use dunlin_workload::{Request, stream_token};
 
 use crate::{
     events::{Digest, LogEvent, What},
+    experts::{ExpertSpec, Experts},
     metrics::{Level, Metrics, Served, Slo},
     speculation::Speculation,
 };
@@ -55,8 +57,16 @@ pub struct ReplicaSpec {
     pub prediction: Prediction,
     /// A drafter.
     pub speculation: Option<Speculation>,
+    /// Bytes of a KV block, for what moves.
+    pub block_bytes: u64,
     /// Where KV goes that leaves memory, if the core has slots for it.
     pub tier: Tier,
+    /// What it does.
+    pub role: Role,
+    /// Bytes a second of its link to others, out and in; for hand-over of KV.
+    pub link_bytes_per_s: u64,
+    /// How tokens spread over experts, in models that have them.
+    pub experts: Option<ExpertSpec>,
     /// Power of the replica while it is on, beside that of its steps, in microwatts.
     pub idle_uw: u64,
 }
@@ -78,7 +88,11 @@ impl ReplicaSpec {
             max_output_tokens: None,
             prediction: Prediction::None,
             speculation: None,
+            block_bytes: 0,
             tier: Tier::default(),
+            role: Role::Mixed,
+            link_bytes_per_s: 0,
+            experts: None,
             idle_uw: 0,
         }
     }
@@ -109,11 +123,22 @@ pub enum Prediction {
     },
 }
 
+/// What a replica does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Prompts and answers.
+    #[default]
+    Mixed,
+    /// Prompts, and the first token of each answer.
+    Prefill,
+    /// The rest of the answers.
+    Decode,
+}
+
 /// The tier below memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tier {
-    /// Bytes of a KV block.
-    pub block_bytes: u64,
     /// Bytes a second, both ways together.
     pub bytes_per_s: u64,
     /// Nanoseconds before a move's first byte.
@@ -122,7 +147,7 @@ pub struct Tier {
 
 impl Default for Tier {
     fn default() -> Self {
-        Self { block_bytes: 0, bytes_per_s: 3_000_000_000, latency_ns: 100_000 }
+        Self { bytes_per_s: 3_000_000_000, latency_ns: 100_000 }
     }
 }
 
@@ -145,15 +170,39 @@ pub(crate) struct Job {
     pub done_tokens: u32,
     /// Nanoseconds in queues before it came here.
     pub queue_ns: u64,
+    /// What is to be done of it here.
+    pub stage: Stage,
+}
+
+/// A part of a request that one replica does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// All of it.
+    Whole,
+    /// The prompt and one token; the KV is kept until it is fetched.
+    Prefill,
+    /// The rest: the prompt's KV is there.
+    Decode,
 }
 
 /// Something that others wait to hear.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Note {
     pub at: Time,
     pub replica: u32,
     pub sequence: u64,
-    pub job: Box<Job>,
+    pub kind: NoteKind,
+}
+
+/// What others wait to hear.
+#[derive(Debug)]
+pub(crate) enum NoteKind {
+    /// A request is over.
+    Ended(Box<Job>),
+    /// A prompt's first step begins.
+    Begun(u64),
+    /// A prompt is done here, and its request goes on elsewhere.
+    Prefilled(Box<Job>),
 }
 
 /// What replicas of one thread write to.
@@ -161,7 +210,8 @@ pub(crate) struct Note {
 pub(crate) struct World {
     pub metrics: Metrics,
     pub notes: Vec<Note>,
-    pub wants_notes: bool,
+    /// Whether anyone wants to know when prompts begin.
+    pub wants_begun: bool,
     pub log: Option<Vec<LogEvent>>,
     pub slo: Slo,
     /// The first promise that a core broke, where cores are checked.
@@ -184,6 +234,8 @@ struct Active {
     left: u32,
     /// Of the prompt as submitted.
     prompt_tokens: u32,
+    /// Whether a step has had a part of it.
+    begun: bool,
 }
 
 /// What a step needs to know of a sequence: its request's slot, copied here so that the loop over a
@@ -234,6 +286,10 @@ pub(crate) struct Replica {
     pub id: u32,
     spec: Arc<ReplicaSpec>,
     driver: Driver,
+    checked: bool,
+    /// Whether the latest reservation was had.
+    reserved: bool,
+    experts: Option<Experts>,
     seeds: SeedTree,
     /// What comes, in order of time.
     inbox: VecDeque<Job>,
@@ -275,6 +331,12 @@ impl Replica {
         Self {
             id,
             driver,
+            checked,
+            reserved: false,
+            experts: spec
+                .experts
+                .clone()
+                .map(|e| Experts::new(e, seeds.child("experts").child_at(id.into()))),
             seeds,
             inbox: VecDeque::new(),
             backlog: VecDeque::new(),
@@ -350,6 +412,10 @@ impl Replica {
             }
             self.feed(now);
             self.advance(now, world);
+            // Sessions of requests that have just ended.
+            if !self.events.is_empty() {
+                self.advance(now, world);
+            }
         }
     }
 
@@ -381,6 +447,7 @@ impl Replica {
             index: answer.first,
             left: 0,
             prompt_tokens: 0,
+            begun: false,
             job,
         };
         // What has been answered before it came here is part of its prompt.
@@ -398,18 +465,29 @@ impl Replica {
         let request = &active.job.request;
         let limit = self.spec.output_limit(active.prompt_tokens);
         let wanted = request.output_tokens - done.min(request.output_tokens);
+        let stage = active.job.stage;
+        let limit = if stage == Stage::Prefill { limit.min(1) } else { limit };
         active.left = wanted.min(limit);
         let id = RequestId(active.job.number);
         // A limit of nothing would be taken for a wish for nothing.
         let max_tokens = if wanted == 0 { 0 } else { limit.max(1) };
+        // Where the prompt's KV is there, what is left to compute is the latest token.
+        let known = if stage == Stage::Decode { self.prompt.len() - 1 } else { 0 };
         let mut submission =
-            Submission::new(id, Namespace::default(), self.prompt.as_slice(), max_tokens);
+            Submission::new(id, Namespace::default(), &self.prompt[known..], max_tokens);
+        let session = SessionId(active.job.number);
+        if stage != Stage::Whole {
+            submission.session = Some(SessionUse { session, keep: Keep::Prompt });
+        }
         submission.predicted_tokens = self.predicted(&active.job, wanted);
         submission.due = request.deadline_ns.map(|ns| active.job.ready.after(ns.get()));
         if self.spec.core.policy == PolicyKind::Fair {
             submission.tenant = TenantId(request.client.0);
         }
         self.events.push(Event::Submit(Box::new(submission)));
+        if stage == Stage::Prefill {
+            self.events.push(Event::Session(SessionOp::Hold { session, held: true }));
+        }
         let slot = self.free.pop().unwrap_or_else(|| {
             self.active.push(None);
             self.active.len() as u32 - 1
@@ -574,14 +652,15 @@ impl Replica {
         }
         for moved in &effects.moves {
             let tier = self.spec.tier;
-            let ns = transfer_ns(tier.block_bytes, tier.bytes_per_s);
+            let bytes = self.spec.block_bytes;
+            let ns = transfer_ns(bytes, tier.bytes_per_s);
             let until = now.max(self.tier_free).after(ns);
             self.tier_free = until;
             let done = until.after(tier.latency_ns).max(now.after(1));
             self.moves.push(Reverse((done, moved.id)));
             world.metrics.moves += 1;
             world.metrics.blocks_loaded += u64::from(matches!(moved.from, Place::Disk(_)));
-            self.log(world, now, 1, What::Move { until: done, bytes: tier.block_bytes });
+            self.log(world, now, 1, What::Move { until: done, bytes });
         }
         for finished in &effects.finished {
             self.finish(now, finished, world);
@@ -589,6 +668,7 @@ impl Replica {
         if let Some(plan) = effects.plan.take() {
             self.begin(now, plan, world);
         }
+        self.reserved = effects.session_errors.is_empty();
         self.effects = effects;
         let load = self.driver.core().load();
         let blocks = self.spec.core.cache.block_count as u64;
@@ -649,6 +729,9 @@ impl Replica {
             tokens += new_tokens;
             self.shape.seqs.push(SeqShape { new_tokens, context: entry.first_position, phase });
         }
+        if let Some(experts) = &mut self.experts {
+            self.shape.experts = experts.draw(tokens);
+        }
         self.shape.sampled = plan.samples.len() as u32 + plan.draft.len() as u32;
         let price = self.spec.cost.price(&self.shape);
         let mut ns = price.time_ns;
@@ -678,10 +761,28 @@ impl Replica {
         if price.energy_uj > 0 {
             metrics.timeline.at(done).energy_uj += price.energy_uj;
         }
+        if world.wants_begun && self.spec.role == Role::Prefill {
+            self.note_begun(began, &plan, world);
+        }
         self.steps.push_back(Running { began, done, plan, tokens, blocks: blocks as u32 });
     }
 
-    /// A request is over.
+    /// Tells which prompts have their first part in a step.
+    fn note_begun(&mut self, began: Time, plan: &StepPlan, world: &mut World) {
+        for entry in &plan.entries {
+            let state = &self.seqs[entry.seq.0 as usize];
+            if let Some(Some(active)) = self.active.get_mut(state.slot as usize)
+                && !std::mem::replace(&mut active.begun, true)
+            {
+                let kind = NoteKind::Begun(active.job.number);
+                let (replica, sequence) = (self.id, self.logged);
+                self.logged += 1;
+                world.notes.push(Note { at: began, replica, sequence, kind });
+            }
+        }
+    }
+
+    /// A request is over, or its part here.
     fn finish(&mut self, now: Time, finished: &Finished, world: &mut World) {
         let slot = self.by_id.remove(&finished.request).expect("the core has it from here");
         let active = self.active[slot as usize].take().expect("it is there");
@@ -696,44 +797,120 @@ impl Replica {
             job.last_token = now;
         }
         let metrics = &mut world.metrics;
-        metrics.prompt_tokens += bill.prompt_tokens;
-        metrics.cached_tokens += bill.cached_tokens;
+        if job.stage != Stage::Decode {
+            metrics.prompt_tokens += bill.prompt_tokens;
+            metrics.cached_tokens += bill.cached_tokens;
+        }
         metrics.computed_tokens += bill.computed_tokens;
         metrics.recomputed_tokens += bill.recomputed_tokens;
         metrics.draft_tokens += bill.draft_tokens;
         metrics.accepted_tokens += bill.accepted_tokens;
         metrics.preemptions += bill.preemptions;
-        let complete = match finished.ends.first() {
+        let wanted = job.request.output_tokens;
+        let kind = match finished.ends.first() {
+            Some(End::Stop | End::Length | End::Clipped)
+                if job.stage == Stage::Prefill && job.done_tokens < wanted =>
+            {
+                NoteKind::Prefilled(Box::new(job))
+            }
             Some(End::Stop | End::Length | End::Clipped) => {
-                let clipped = job.done_tokens < job.request.output_tokens;
+                let clipped = job.done_tokens < wanted;
                 metrics.clipped += u64::from(clipped);
-                let served = Served {
-                    ready: job.ready,
-                    first_token: job.first_token,
-                    last_token: job.last_token,
-                    end: now,
-                    queue_ns: job.queue_ns,
-                    output_tokens: job.done_tokens,
-                    deadline_ns: job.request.deadline_ns.map(Into::into),
-                };
-                metrics.serve(&served, &world.slo);
-                !clipped
+                metrics.serve(&served(&job, now), &world.slo);
+                self.log_end(now, &job, !clipped, world);
+                self.over(job)
             }
             Some(End::Rejected(rejection)) => {
                 metrics.rejected += 1;
                 world.rejection.get_or_insert((job.number, rejection.clone()));
-                false
+                self.log_end(now, &job, false, world);
+                self.over(job)
             }
             _ => {
                 metrics.failed += 1;
-                false
+                self.log_end(now, &job, false, world);
+                self.over(job)
             }
         };
+        let (replica, sequence) = (self.id, self.logged);
+        world.notes.push(Note { at: now, replica, sequence, kind });
+    }
+
+    /// What others hear of a request that is over: of one that only had its prompt computed here, it
+    /// is the coordinator who ends it.
+    fn over(&mut self, job: Job) -> NoteKind {
+        match job.stage {
+            Stage::Whole => NoteKind::Ended(Box::new(job)),
+            Stage::Prefill => NoteKind::Prefilled(Box::new(job)),
+            Stage::Decode => {
+                self.events.push(Event::Session(SessionOp::Close(SessionId(job.number))));
+                NoteKind::Ended(Box::new(job))
+            }
+        }
+    }
+
+    fn log_end(&mut self, now: Time, job: &Job, complete: bool, world: &mut World) {
         let what = What::End { request: job.number, tokens: job.done_tokens, complete };
         self.log(world, now, 0, what);
-        if world.wants_notes {
-            let (replica, sequence) = (self.id, self.logged);
-            world.notes.push(Note { at: now, replica, sequence, job: Box::new(job) });
+    }
+
+    /// Blocks for a prompt whose KV is to come: allocated, and held. Whether there were enough.
+    pub(crate) fn reserve(&mut self, now: Time, job: &Job, world: &mut World) -> bool {
+        let own = self.seeds.child_at(job.number).seed();
+        self.prompt.clear();
+        job.request.prompt_ids(own, VOCABULARY, &mut self.prompt);
+        let session = SessionId(job.number);
+        self.events.push(Event::Session(SessionOp::Restore {
+            session,
+            tenant: TenantId(0),
+            namespace: Namespace::default(),
+            tokens: self.prompt.as_slice().into(),
+        }));
+        self.events.push(Event::Session(SessionOp::Hold { session, held: true }));
+        self.advance(now, world);
+        self.reserved
+    }
+
+    /// Lets go of KV that was held for a request.
+    pub(crate) fn release(&mut self, now: Time, number: u64, world: &mut World) {
+        self.events.push(Event::Session(SessionOp::Close(SessionId(number))));
+        self.advance(now, world);
+    }
+
+    /// The replica goes down. Its requests, in the order of their numbers, with what they have.
+    pub(crate) fn crash(&mut self, now: Time, world: &mut World) -> Vec<Job> {
+        for state in &self.seqs {
+            let Some(Some(active)) = self.active.get_mut(state.slot as usize) else { continue };
+            active.job.done_tokens += active.left - state.left;
+            active.left = state.left;
+            if state.last != Time::NEVER {
+                active.job.last_token = state.last;
+            }
+        }
+        let mut jobs: Vec<Job> = self.active.drain(..).flatten().map(|a| a.job).collect();
+        jobs.extend(self.backlog.drain(..));
+        jobs.extend(self.inbox.drain(..));
+        jobs.sort_unstable_by_key(|j| j.number);
+        self.close(now, world);
+        self.log(world, now, 1, What::Down);
+        self.driver = Self::driver(&self.spec, self.checked);
+        self.free.clear();
+        self.by_id.clear();
+        self.seqs.clear();
+        self.steps.clear();
+        self.moves.clear();
+        self.events.clear();
+        self.effects = Effects::default();
+        jobs
+    }
+
+    /// The replica comes up, with nothing in its cache.
+    pub(crate) fn restart(&mut self, now: Time, world: &mut World) {
+        if self.up_since.is_none() {
+            self.up_since = Some(now);
+            self.level_since = now;
+            self.driver = Self::driver(&self.spec, self.checked);
+            self.log(world, now, 1, What::Up);
         }
     }
 
@@ -759,6 +936,19 @@ impl Replica {
         if let Some(log) = &mut world.log {
             log.push(event);
         }
+    }
+}
+
+/// How a request that is over went.
+fn served(job: &Job, now: Time) -> Served {
+    Served {
+        ready: job.ready,
+        first_token: job.first_token,
+        last_token: job.last_token,
+        end: now,
+        queue_ns: job.queue_ns,
+        output_tokens: job.done_tokens,
+        deadline_ns: job.request.deadline_ns.map(Into::into),
     }
 }
 

@@ -93,6 +93,12 @@ pub struct Latency {
     pub itl: Option<DurationStats>,
     pub e2e: Option<DurationStats>,
     pub queue: Option<DurationStats>,
+    /// Until KV blocks were had on the replica that decodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<DurationStats>,
+    /// From a prompt's being done on one replica to its KV's being on another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoff: Option<DurationStats>,
 }
 
 #[derive(Debug, Serialize)]
@@ -217,6 +223,8 @@ impl Report {
                 itl: m.itl.stats(),
                 e2e: m.e2e.stats(),
                 queue: m.queue.stats(),
+                reserve: m.reserve.stats(),
+                handoff: m.handoff.stats(),
             },
             goodput: Goodput {
                 slo: self.slo,

@@ -39,6 +39,7 @@ pub(crate) struct Source<I> {
     next: Option<Numbered>,
     numbered: u64,
     before: Time,
+    taken: Time,
     sessions: HashMap<SessionId, Session>,
     groups: HashMap<GroupId, Group>,
     /// Delays of those that are held, counted.
@@ -66,6 +67,7 @@ where
             next: None,
             numbered: 0,
             before: Time(0),
+            taken: Time(0),
             sessions: HashMap::new(),
             groups: HashMap::new(),
             delays: BTreeMap::new(),
@@ -94,6 +96,11 @@ where
         self.next.as_ref().map(|n| n.request.arrival)
     }
 
+    /// When the latest row that was taken arrives.
+    pub(crate) fn before(&self) -> Time {
+        self.taken
+    }
+
     /// Whether any row read so far waits for another.
     pub(crate) fn is_coupled(&self) -> bool {
         self.coupled
@@ -107,6 +114,7 @@ where
     /// Takes the next row.
     pub(crate) fn take(&mut self) -> Result<Option<Next>, SimError> {
         let Some(row) = self.next.take() else { return Ok(None) };
+        self.taken = row.request.arrival;
         self.read()?;
         let (arrival, delay) = (row.request.arrival, row.request.delay_ns);
         let since = match row.request.wait {

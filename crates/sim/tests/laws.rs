@@ -129,7 +129,8 @@ fn nothing_is_lost_and_nothing_is_early() {
         if running == 16 {
             one.core.cache.disk_slots = 400;
             one.core.swap.block_bytes = 4096;
-            one.tier = Tier { block_bytes: 4096, ..Tier::default() };
+            one.block_bytes = 4096;
+            one.tier = Tier { bytes_per_s: 1 << 30, latency_ns: 50_000 };
         }
         let spec = ClusterSpec {
             placement: PlacementKind::SessionSticky,

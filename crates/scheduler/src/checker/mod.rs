@@ -192,7 +192,8 @@ impl PlanChecker {
             self.requests.is_empty()
                 || !self.steps.is_empty()
                 || self.memory.moves_in_flight() > 0
-                || deadline.is_some(),
+                || deadline.is_some()
+                || self.sessions.values().any(requests::Session::is_held),
             "{} requests, and nothing that moves them on",
             self.requests.len()
         );
@@ -234,7 +235,7 @@ impl<'a> Answers<'a> {
         let session = match op {
             SessionOp::Fork { from, .. } => from,
             SessionOp::Rewind { session, .. } | SessionOp::Restore { session, .. } => session,
-            SessionOp::Close(session) => session,
+            SessionOp::Close(session) | SessionOp::Hold { session, .. } => session,
         };
         let next = self.session_errors.front().filter(|e| e.session == *session)?;
         let problem = next.problem;

@@ -72,8 +72,16 @@ pub(super) struct Session {
     namespace: Namespace,
     /// Whether a request is extending it.
     busy: bool,
+    /// Whether its KV is to stay.
+    held: bool,
     /// What it has said so far, without what a request is adding.
     tokens: Vec<u32>,
+}
+
+impl Session {
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
 }
 
 impl PlanChecker {
@@ -118,6 +126,7 @@ impl PlanChecker {
                 let new = Session {
                     tenant: s.tenant,
                     namespace: s.namespace,
+                    held: false,
                     busy: true,
                     tokens: Vec::new(),
                 };
@@ -318,7 +327,7 @@ impl PlanChecker {
         }
         match op {
             SessionOp::Fork { from, to } => {
-                let copy = Session { busy: false, ..self.sessions[from].clone() };
+                let copy = Session { busy: false, held: false, ..self.sessions[from].clone() };
                 self.sessions.insert(*to, copy);
             }
             SessionOp::Rewind { session, tokens } => {
@@ -330,12 +339,16 @@ impl PlanChecker {
                     tenant: *tenant,
                     namespace: *namespace,
                     busy: false,
+                    held: false,
                     tokens: tokens.to_vec(),
                 };
                 self.sessions.insert(*session, new);
             }
             SessionOp::Close(session) => {
                 self.sessions.remove(session);
+            }
+            SessionOp::Hold { session, held } => {
+                self.sessions.get_mut(session).ok_or("it is gone")?.held = *held;
             }
         }
         Ok(())
@@ -346,7 +359,9 @@ impl PlanChecker {
         let mut problems = Vec::new();
         let (session, new) = match op {
             SessionOp::Fork { from, to } => (Some(from), Some(to)),
-            SessionOp::Rewind { session, .. } | SessionOp::Close(session) => (Some(session), None),
+            SessionOp::Rewind { session, .. }
+            | SessionOp::Close(session)
+            | SessionOp::Hold { session, .. } => (Some(session), None),
             SessionOp::Restore { session, .. } => (None, Some(session)),
         };
         if new.is_some_and(|s| self.sessions.contains_key(s)) {
@@ -356,7 +371,7 @@ impl PlanChecker {
         match self.sessions.get(session) {
             None => problems.push(SessionProblem::Unknown),
             Some(s) => {
-                if s.busy && !matches!(op, SessionOp::Fork { .. }) {
+                if s.busy && !matches!(op, SessionOp::Fork { .. } | SessionOp::Hold { .. }) {
                     problems.push(SessionProblem::Busy);
                 }
                 if let SessionOp::Rewind { tokens, .. } = op

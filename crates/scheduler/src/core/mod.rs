@@ -30,7 +30,7 @@ use state::{NONE, Rank, Request, Seq, Session, Slab, Stage};
 ///
 /// # Invariants
 /// - **Liveness**: while there is an unfinished request, a step or a move is in flight, or
-///   [`Core::next_deadline`] says when to call again.
+///   [`Core::next_deadline`] says when to call again, or the caller holds a session's KV.
 /// - A block that a plan names goes to nobody else until the step is done.
 /// - A sequence is at most once in a plan, and its positions are computed in order.
 /// - Only full, computed blocks are shared for reading; what is written is held once.
@@ -201,7 +201,8 @@ impl Core {
             self.by_id.is_empty()
                 || !self.in_flight.is_empty()
                 || self.kv.moves_in_flight() > 0
-                || self.next_deadline().is_some(),
+                || self.next_deadline().is_some()
+                || self.sessions.values().any(|s| s.held),
             "{} requests, and nothing that moves them on: {:?}",
             self.by_id.len(),
             self.load()

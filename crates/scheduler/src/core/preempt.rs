@@ -68,7 +68,7 @@ impl Core {
         let resting = self
             .sessions
             .values()
-            .filter(|s| !s.busy && tenant.is_none_or(|t| self.holds_of(s.seq, t)))
+            .filter(|s| !s.busy && !s.held && tenant.is_none_or(|t| self.holds_of(s.seq, t)))
             .filter(|s| {
                 let seq = &self.seqs[s.seq];
                 seq.stage == Stage::Resting && !seq.table.is_empty()

@@ -22,9 +22,17 @@ impl Core {
                 (session, self.rewind_session(session, tokens, fx))
             }
             SessionOp::Close(session) => (session, self.close_session(session, fx)),
+            SessionOp::Hold { session, held } => (session, self.hold_session(session, held)),
             SessionOp::Restore { session, tenant, namespace, tokens } => {
-                let new =
-                    Session { id: session, seq: NONE, tenant, namespace, busy: false, used: 0 };
+                let new = Session {
+                    id: session,
+                    seq: NONE,
+                    tenant,
+                    namespace,
+                    busy: false,
+                    held: false,
+                    used: 0,
+                };
                 (session, self.restore_session(new, &tokens, fx))
             }
         };
@@ -76,8 +84,10 @@ impl Core {
         self.keep_computed(copy, fx);
         self.uses += 1;
         let used = self.uses;
-        self.sessions
-            .insert(to, Session { id: to, seq: copy, tenant, namespace, busy: false, used });
+        self.sessions.insert(
+            to,
+            Session { id: to, seq: copy, tenant, namespace, busy: false, held: false, used },
+        );
         Ok(())
     }
 
@@ -97,6 +107,13 @@ impl Core {
         }
         let computed = self.seqs[seq].computed.min(tokens);
         self.truncate_seq(seq, tokens, computed, fx);
+        Ok(())
+    }
+
+    fn hold_session(&mut self, id: SessionId, held: bool) -> Result<(), SessionProblem> {
+        let session = self.sessions.get_mut(&id).ok_or(SessionProblem::Unknown)?;
+        session.held = held;
+        self.blocked = None;
         Ok(())
     }
 

@@ -225,6 +225,8 @@ pub(super) struct Session {
     pub(super) namespace: Namespace,
     /// Whether a request is extending it.
     pub(super) busy: bool,
+    /// Whether its KV stays in memory, whoever runs short.
+    pub(super) held: bool,
     /// Counts up with each use of any session.
     pub(super) used: u64,
 }

@@ -151,6 +151,7 @@ impl Core {
                             tenant: s.tenant,
                             namespace: s.namespace,
                             busy: true,
+                            held: false,
                             used,
                         },
                     );

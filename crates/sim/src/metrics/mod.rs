@@ -123,6 +123,10 @@ pub struct Metrics {
     pub e2e: Durations,
     /// In queues.
     pub queue: Durations,
+    /// Until KV blocks were had on the replica that decodes.
+    pub reserve: Durations,
+    /// From a prompt's being done on one replica to its KV's being on another.
+    pub handoff: Durations,
     /// Steps.
     pub steps: u64,
     /// Parts of sequences in steps, one for each sequence and step.
@@ -186,6 +190,8 @@ impl Metrics {
         self.itl.merge(other.itl);
         self.e2e.merge(other.e2e);
         self.queue.merge(other.queue);
+        self.reserve.merge(other.reserve);
+        self.handoff.merge(other.handoff);
         self.peak_blocks = self.peak_blocks.max(other.peak_blocks);
         self.last = self.last.max(other.last);
         self.timeline.merge(other.timeline);
