@@ -25,6 +25,8 @@ pub struct CoreConfig {
     pub chunking: Chunking,
     /// In which order requests are taken on.
     pub policy: PolicyKind,
+    /// How much memory a request must find to be taken on.
+    pub admission: Admission,
     /// The operator's limit on the output tokens of a choice.
     pub clip_tokens: Option<u32>,
     /// What preemption has to decide by.
@@ -42,6 +44,7 @@ impl CoreConfig {
             steps_in_flight: 1,
             chunking: Chunking::default(),
             policy: PolicyKind::Fcfs,
+            admission: Admission::default(),
             clip_tokens: None,
             swap: SwapCost::default(),
         }
@@ -85,6 +88,19 @@ pub struct ConfigError {
     pub setting: &'static str,
     /// What is wrong with it.
     pub problem: &'static str,
+}
+
+/// How much memory a request must find to be taken on, and what it waits for besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Admission {
+    /// Room for its prompt, a token, and a block for every fourth that runs, so that few give way
+    /// soon after. Whoever begins like a prompt that is being computed waits for it.
+    #[default]
+    Headroom,
+    /// Room for its prompt, and nothing else, as vLLM 0.19 takes requests on: more run at once, and
+    /// more of them give way.
+    Prompt,
 }
 
 /// How much prompt goes into a step beside sequences that decode.

@@ -36,7 +36,9 @@ mod event;
 pub mod policy;
 
 pub use bill::Bill;
-pub use config::{Chunking, ConfigError, CoreConfig, MIN_CHUNK, ParseChunkingError, SwapCost};
+pub use config::{
+    Admission, Chunking, ConfigError, CoreConfig, MIN_CHUNK, ParseChunkingError, SwapCost,
+};
 pub use core::{Core, Load};
 pub use effects::{
     Effects, End, Entry, Finished, Output, Rejection, SeqOp, SessionError, SessionProblem,

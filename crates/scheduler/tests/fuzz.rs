@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, TenantId};
 use dunlin_scheduler::{
-    Chunking, Class, Core, CoreConfig, Effects, Event, Keep, SessionOp, SessionUse, Submission,
-    SwapCost, policy::PolicyKind,
+    Admission, Chunking, Class, Core, CoreConfig, Effects, Event, Keep, SessionOp, SessionUse,
+    Submission, SwapCost, policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SessionId, Stream, Time};
 use support::{Rules, World, mix, namespace};
@@ -68,6 +68,7 @@ fn settings(dice: &mut Dice) -> CoreConfig {
     config.policy = dice.of(&PolicyKind::ALL);
     config.clip_tokens = dice.one_in(4).then_some(dice.below(9) as u32);
     config.swap = SwapCost { block_bytes: dice.of(&[0, 100, 1 << 20]), bytes_per_s: 1 << 30 };
+    config.admission = dice.of(&[Admission::Headroom, Admission::Prompt]);
     config
 }
 

@@ -6,7 +6,7 @@ use super::{
     Core, Fx,
     state::{NONE, Rank, Stage},
 };
-use crate::{effects::SeqOp, policy::MAX_SLACK_NS};
+use crate::{config::Admission, effects::SeqOp, policy::MAX_SLACK_NS};
 
 /// How many of the queue are looked at when the first must be skipped or a policy may choose.
 const LOOK: usize = 64;
@@ -109,7 +109,8 @@ impl Core {
 
     /// Takes a sequence on, if its blocks can be had.
     fn attempt(&mut self, now: Time, slot: u32, fx: Fx<'_>) -> Attempt {
-        if self.follows(slot) {
+        let bare = self.config.admission == Admission::Prompt;
+        if !bare && self.follows(slot) {
             return Attempt::Follows;
         }
         let tokens = self.seqs[slot].tokens.len() as u32;
@@ -123,10 +124,11 @@ impl Core {
             }
         }
         // Its tokens and the next one; where choices part, a block more for each.
-        let blocks = (tokens + 1).div_ceil(self.block_tokens) + self.more_choices(slot) as u32;
+        let ahead = u32::from(!bare);
+        let blocks = (tokens + ahead).div_ceil(self.block_tokens) + self.more_choices(slot) as u32;
         let needed = u64::from(blocks).saturating_sub(self.seqs[slot].table.len() as u64);
         // Those that run need blocks, too, from time to time.
-        let headroom = self.running.len() as u64 / 4;
+        let headroom = if bare { 0 } else { self.running.len() as u64 / 4 };
         while self.spare_blocks() < needed + headroom {
             if !self.shed_for(slot, fx) && !self.preempt_lower(now, slot, fx) {
                 self.undo(slot, fresh);
