@@ -14,12 +14,17 @@
 //! Not here: what a step costs, and where requests come from.
 #![forbid(unsafe_code)]
 
+pub mod afd;
+pub mod chrome;
 mod cluster;
+pub mod config;
 mod error;
 pub mod events;
 mod experts;
+pub mod html;
 pub mod links;
 pub mod metrics;
+pub mod queueing;
 mod replica;
 mod report;
 mod shard;

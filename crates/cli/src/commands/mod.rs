@@ -39,5 +39,7 @@ commands! {
     replay => Replay,
     run => Run,
     serve => Serve,
+    simulate => Simulate,
     tokenize => Tokenize,
+    trace => Trace,
 }

@@ -115,7 +115,7 @@ pub(crate) enum Row {
 }
 
 /// A format: how lines become requests. It checks everything but the limits and the order of times.
-pub(crate) trait Format: std::fmt::Debug {
+pub(crate) trait Format: std::fmt::Debug + Send {
     /// Whether rows have times.
     fn has_times(&self) -> bool {
         true

@@ -6,26 +6,33 @@
 //! that the core sees is the operator's. So no policy can know it, unless the settings declare an
 //! oracle ([`Prediction::Oracle`]).
 
+mod job;
+mod spec;
+
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
     sync::Arc,
 };
 
-use dunlin_costmodel::{Phase, SeqShape, StepCost, StepShape};
+use dunlin_costmodel::{Phase, SeqShape, StepShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
-    Commit, Core, CoreConfig, DraftNode, Effects, End, Event, Finished, Keep, Proposal, Rejection,
-    SampleEnd, SeqOp, SessionOp, SessionUse, StepOutcome, StepPlan, Submission,
-    checker::CheckedCore, policy::PolicyKind,
+    Commit, Core, DraftNode, Effects, End, Event, Finished, Keep, Proposal, SampleEnd, SeqOp,
+    SessionOp, SessionUse, StepOutcome, StepPlan, Submission, checker::CheckedCore,
+    policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, SessionId, Time};
-use dunlin_workload::{Request, stream_token};
+use dunlin_workload::stream_token;
+
+use job::served;
+pub(crate) use job::{Job, Note, NoteKind, Stage, World};
+pub use spec::{Prediction, ReplicaSpec, Role, SharedCost, Tier};
 
 use crate::{
     events::{Digest, LogEvent, What},
-    experts::{ExpertSpec, Experts},
-    metrics::{Level, Metrics, Served, Slo},
+    experts::Experts,
+    metrics::Level,
     speculation::Speculation,
 };
 
@@ -36,189 +43,6 @@ pub(crate) const VOCABULARY: u32 = 1 << 17;
 /// served; the others wait outside, in the same order, and take up far less memory. More than the
 /// core looks at in one step, so that it decides as if it had them all.
 const CORE_QUEUE: usize = 192;
-
-/// A cost model that threads share.
-pub type SharedCost = Arc<dyn StepCost + Send + Sync>;
-
-/// A replica, described.
-#[derive(Clone)]
-pub struct ReplicaSpec {
-    /// The core's settings.
-    pub core: CoreConfig,
-    /// What a step costs.
-    pub cost: SharedCost,
-    /// Nanoseconds between steps that the host needs; hidden where two steps may be in flight.
-    pub host_ns: u64,
-    /// Its speed beside others, for placement.
-    pub weight: u32,
-    /// The most output tokens that a request may ask for; without, what the KV memory holds.
-    pub max_output_tokens: Option<u32>,
-    /// What the scheduler is told of output lengths.
-    pub prediction: Prediction,
-    /// A drafter.
-    pub speculation: Option<Speculation>,
-    /// Bytes of a KV block, for what moves.
-    pub block_bytes: u64,
-    /// Where KV goes that leaves memory, if the core has slots for it.
-    pub tier: Tier,
-    /// What it does.
-    pub role: Role,
-    /// Bytes a second of its link to others, out and in; for hand-over of KV.
-    pub link_bytes_per_s: u64,
-    /// How tokens spread over experts, in models that have them.
-    pub experts: Option<ExpertSpec>,
-    /// Power of the replica while it is on, beside that of its steps, in microwatts.
-    pub idle_uw: u64,
-}
-
-impl std::fmt::Debug for ReplicaSpec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReplicaSpec").field("core", &self.core).finish_non_exhaustive()
-    }
-}
-
-impl ReplicaSpec {
-    /// A replica without anything special.
-    pub fn new(core: CoreConfig, cost: SharedCost) -> Self {
-        Self {
-            core,
-            cost,
-            host_ns: 0,
-            weight: 1,
-            max_output_tokens: None,
-            prediction: Prediction::None,
-            speculation: None,
-            block_bytes: 0,
-            tier: Tier::default(),
-            role: Role::Mixed,
-            link_bytes_per_s: 0,
-            experts: None,
-            idle_uw: 0,
-        }
-    }
-
-    /// The most output tokens that a prompt of so many tokens may be followed by.
-    pub fn output_limit(&self, prompt_tokens: u32) -> u32 {
-        let cache = &self.core.cache;
-        // One block more may be needed for a moment, where one is copied.
-        let positions = cache.block_count.saturating_sub(1) * cache.block_tokens;
-        let positions = u32::try_from(positions).unwrap_or(u32::MAX).min(u32::MAX / 2 - 1);
-        let room = positions.saturating_sub(prompt_tokens);
-        self.max_output_tokens.map_or(room, |most| most.min(room))
-    }
-}
-
-/// What the scheduler is told of the lengths of answers before they are there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Prediction {
-    /// Nothing.
-    #[default]
-    None,
-    /// The truth, which no real system has: results say so.
-    Oracle,
-    /// The truth times a factor drawn evenly from `1 / (1 + error)` to `1 + error` (percent).
-    Noisy {
-        /// The error in percent.
-        percent: u32,
-    },
-}
-
-/// What a replica does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Prompts and answers.
-    #[default]
-    Mixed,
-    /// Prompts, and the first token of each answer.
-    Prefill,
-    /// The rest of the answers.
-    Decode,
-}
-
-/// The tier below memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tier {
-    /// Bytes a second, both ways together.
-    pub bytes_per_s: u64,
-    /// Nanoseconds before a move's first byte.
-    pub latency_ns: u64,
-}
-
-impl Default for Tier {
-    fn default() -> Self {
-        Self { bytes_per_s: 3_000_000_000, latency_ns: 100_000 }
-    }
-}
-
-/// A request on its way through the cluster.
-#[derive(Debug, Clone)]
-pub(crate) struct Job {
-    /// Its number, by which everything names it.
-    pub number: u64,
-    /// What it asks for.
-    pub request: Request,
-    /// When it was ready.
-    pub ready: Time,
-    /// When it came to where it is now.
-    pub came: Time,
-    /// When its first token came.
-    pub first_token: Option<Time>,
-    /// When its latest token came.
-    pub last_token: Time,
-    /// Tokens of its answer that are there already.
-    pub done_tokens: u32,
-    /// Nanoseconds in queues before it came here.
-    pub queue_ns: u64,
-    /// What is to be done of it here.
-    pub stage: Stage,
-}
-
-/// A part of a request that one replica does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// All of it.
-    Whole,
-    /// The prompt and one token; the KV is kept until it is fetched.
-    Prefill,
-    /// The rest: the prompt's KV is there.
-    Decode,
-}
-
-/// Something that others wait to hear.
-#[derive(Debug)]
-pub(crate) struct Note {
-    pub at: Time,
-    pub replica: u32,
-    pub sequence: u64,
-    pub kind: NoteKind,
-}
-
-/// What others wait to hear.
-#[derive(Debug)]
-pub(crate) enum NoteKind {
-    /// A request is over.
-    Ended(Box<Job>),
-    /// A prompt's first step begins.
-    Begun(u64),
-    /// A prompt is done here, and its request goes on elsewhere.
-    Prefilled(Box<Job>),
-}
-
-/// What replicas of one thread write to.
-#[derive(Debug, Default)]
-pub(crate) struct World {
-    pub metrics: Metrics,
-    pub notes: Vec<Note>,
-    /// Whether anyone wants to know when prompts begin.
-    pub wants_begun: bool,
-    pub log: Option<Vec<LogEvent>>,
-    pub slo: Slo,
-    /// The first promise that a core broke, where cores are checked.
-    pub violation: Option<String>,
-    /// The first rejection, for the report.
-    pub rejection: Option<(u64, Rejection)>,
-}
 
 /// A request that the core has.
 #[derive(Debug)]
@@ -936,19 +760,6 @@ impl Replica {
         if let Some(log) = &mut world.log {
             log.push(event);
         }
-    }
-}
-
-/// How a request that is over went.
-fn served(job: &Job, now: Time) -> Served {
-    Served {
-        ready: job.ready,
-        first_token: job.first_token,
-        last_token: job.last_token,
-        end: now,
-        queue_ns: job.queue_ns,
-        output_tokens: job.done_tokens,
-        deadline_ns: job.request.deadline_ns.map(Into::into),
     }
 }
 
