@@ -26,9 +26,11 @@
 mod collective;
 pub mod einsum;
 mod energy;
+mod energy_form;
 mod error;
 mod experts;
 mod fitted;
+mod footprint;
 mod grid;
 mod linear;
 mod model;
@@ -36,13 +38,16 @@ mod nnls;
 mod operators;
 mod roofline;
 mod shape;
+mod shares;
 mod skew;
 
 pub use collective::{Collective, Link};
 pub use energy::{AtClock, Busy, PowerSpec, Work};
+pub use energy_form::{EnergyForm, EnergyPhase, EnergyPoint};
 pub use error::CostError;
 pub use experts::expected_distinct;
 pub use fitted::{FittedCost, StepSample};
+pub use footprint::{Embodied, Footprint, GridIntensity, Site};
 pub use linear::LinearCost;
 pub use model::{
     COST_VERSION, CostFile, CostModel, CostSpec, GraphsSpec, RooflineSpec, SpeculativeSpec, SumSpec,
@@ -54,6 +59,7 @@ pub use operators::{
 };
 pub use roofline::{MemoryError, Parts, Roofline, ValueBytes};
 pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
+pub use shares::shares;
 pub use skew::SkewTable;
 
 use serde::{Deserialize, Serialize};
