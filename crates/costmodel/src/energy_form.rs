@@ -4,14 +4,14 @@
 //! degrees of parallelism (tensor and pipeline apart), batch and sequence length, with prefill and
 //! decode apart. The form here is physical: for each phase six terms, and none of them may be negative.
 //!
-//! | term | prefill, for each prompt token | decode, for each output token |
+//! | prefill, for each prompt token | decode, for each output token | what it stands for |
 //! |---|---|---|
-//! | arithmetic | 1 | 1 |
-//! | attention | s | s |
-//! | weights | 1 / (b s) | 1 / b |
-//! | devices that idle along | t p / (b s) | t p / b |
-//! | all-reduces | t - 1 | (t - 1) / b |
-//! | stages that wait | (p - 1) / (b s) | (p - 1) / b |
+//! | 1 | 1 | arithmetic |
+//! | s | s | attention |
+//! | 1 / (t p) | 1 / (t b) | the machine around the devices, while they work |
+//! | (p - 1) / (b t p) | p / b | stages that wait |
+//! | t | t / b | all-reduces, devices that idle along |
+//! | 1 / (b s) | 1 / b | weights, and what each step costs |
 //!
 //! b sequences of s tokens on t by p devices. Not here: what a step takes in time.
 
@@ -58,9 +58,9 @@ impl EnergyPoint {
         let (t, p, b, s) = (self.tensor, self.pipeline, self.batch, self.tokens);
         match self.phase {
             EnergyPhase::Prefill => {
-                [1.0, s, 1.0 / (b * s), t * p / (b * s), t - 1.0, (p - 1.0) / (b * s)]
+                [1.0, s, 1.0 / (t * p), (p - 1.0) / (b * t * p), t, 1.0 / (b * s)]
             }
-            EnergyPhase::Decode => [1.0, s, 1.0 / b, t * p / b, (t - 1.0) / b, (p - 1.0) / b],
+            EnergyPhase::Decode => [1.0, s, 1.0 / (t * b), p / b, t / b, 1.0 / b],
         }
     }
 }

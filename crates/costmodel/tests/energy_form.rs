@@ -61,6 +61,9 @@ const POWER: PowerSpec = PowerSpec {
     lowest_clock: 0.2,
 };
 
+/// What the machine draws beside its devices, whatever their number.
+const HOST_WATTS: f64 = 800.0;
+
 const DEGREES: [(u32, u32); 8] = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (2, 4)];
 
 struct Surface(Vec<Roofline>);
@@ -93,7 +96,8 @@ impl Surface {
             EnergyPhase::Prefill => f64::from(batch * tokens),
             EnergyPhase::Decode => f64::from(batch),
         };
-        (price.energy_uj as f64 * 1e-6 / per, price.time_ns as f64 / per)
+        let joules = price.energy_uj as f64 * 1e-6 + HOST_WATTS * price.time_ns as f64 * 1e-9;
+        (joules / per, price.time_ns as f64 / per)
     }
 }
 
@@ -127,7 +131,7 @@ fn few_measurements_choose_the_configuration_of_least_energy() {
     // Held out: batches and lengths beyond those, too.
     let (mut right, mut apart, mut all) = (0, 0, 0);
     let (mut residual, mut logs) = (0.0, Vec::new());
-    let mut errors = Vec::new();
+    let (mut errors, mut regrets) = (Vec::new(), Vec::new());
     for phase in phases {
         for batch in [1, 3, 6, 12, 24, 48] {
             for tokens in [300, 700, 1500, 3000, 6000] {
@@ -138,7 +142,9 @@ fn few_measurements_choose_the_configuration_of_least_energy() {
                 };
                 let predicted = |d| form.joules(&point(d, phase, batch, tokens));
                 let best = least(&|d| truths[d].0);
-                right += usize::from(least(&predicted) == best);
+                let chosen = least(&predicted);
+                right += usize::from(chosen == best);
+                regrets.push(truths[chosen].0 / truths[best].0 - 1.0);
                 apart += usize::from(least(&|d| truths[d].1) != best);
                 all += 1;
                 for (d, truth) in truths.iter().enumerate() {
@@ -154,13 +160,15 @@ fn few_measurements_choose_the_configuration_of_least_energy() {
     let r2 = 1.0 - residual / variance;
     let mape = errors.iter().sum::<f64>() / errors.len() as f64;
     let share = |n: usize| n as f64 / all as f64;
+    let regret = regrets.iter().copied().fold(0.0, f64::max);
     println!(
         "R2 of logarithms {r2:.4}, mean error {mape:.3}, least energy chosen {:.3}, \
-         least time is not least energy {:.3}",
+         at most {regret:.4} more than that, least time is not least energy {:.3}",
         share(right),
         share(apart)
     );
-    assert!(r2 > 0.97 && mape < 0.1319);
-    assert!(share(right) >= 0.882);
+    assert!(r2 > 0.99 && mape < 0.05);
+    // Where it chooses another, that is nearly as good.
+    assert!(share(right) > 0.85 && regret < 0.03);
     assert!(share(apart) > 0.2);
 }
