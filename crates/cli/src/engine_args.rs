@@ -6,6 +6,8 @@ use dunlin_engine::DiskTierConfig;
 use dunlin_kvcache::EvictionKind;
 use dunlin_scheduler::{Chunking, SwapCost, policy::PolicyKind};
 
+use crate::speculate_args::SpeculateArgs;
+
 /// What is kept in memory of each block on disk is small, but not nothing.
 const MAX_DISK_BLOCKS: u64 = 1 << 22;
 
@@ -43,6 +45,9 @@ pub struct EngineArgs {
     /// Record every decision of the scheduler in this file, for `dunlin replay`
     #[arg(long, value_name = "PATH")]
     pub record: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub speculation: SpeculateArgs,
 }
 
 impl EngineArgs {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     commands::pull, engine_args::EngineArgs, model_args::ModelArgs, note, outcome::unusable,
-    prompt::encode_chat, report::About,
+    prompt::encode_chat, report::About, speculate_args::SpeculateArgs,
 };
 
 /// A model ready to generate.
@@ -27,6 +27,8 @@ pub struct Model {
     compiled: Option<ChatTemplate>,
     /// The model file's name.
     pub name: String,
+    /// Draft tokens of a request that a step verifies at most.
+    pub max_draft: u32,
     /// What the reports of all its requests say alike.
     pub about: About,
 }
@@ -76,7 +78,8 @@ pub fn model(
     verbose: bool,
 ) -> anyhow::Result<Model> {
     let path = model_path(args)?;
-    let loaded = open(&path, &options(args, parallel)?)?;
+    let options = options(args, parallel)?;
+    let loaded = open(&path, &options)?;
     let context = args.context(loaded.spec().context_length);
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     for text in &loaded.notes {
@@ -104,14 +107,22 @@ pub fn model(
         record: settings.record.clone(),
         ..EngineConfig::new(context)
     };
+    let SpeculateArgs { speculate, speculate_max, .. } = settings.speculation;
+    let drafters = settings.speculation.drafters(&path, &backend, &tokenizer, &options)?;
     let backend: Box<dyn Backend> = Box::new(backend);
     Ok(Model {
-        engine: Engine::new(backend, Some(tokenizer.clone()), config)?,
+        engine: Engine::with_drafters(backend, Some(tokenizer.clone()), config, drafters)?,
+        max_draft: speculate_max,
         tokenizer,
         template,
         compiled: None,
         name,
-        about: About { activations: args.activations, kv_type: args.kv_type()?, load_ns },
+        about: About {
+            activations: args.activations,
+            kv_type: args.kv_type()?,
+            load_ns,
+            speculate,
+        },
     })
 }
 

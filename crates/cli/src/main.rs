@@ -17,6 +17,7 @@ mod prompt;
 mod pull;
 mod report;
 mod sampling_args;
+mod speculate_args;
 mod threads;
 
 use std::process::ExitCode;

@@ -5,7 +5,7 @@
 //! `dunlin eval` measures. Everything else that the engine does (batching, chunking, threads, shared
 //! prefixes) changes no bit in either case.
 
-use dunlin_engine::{Bill, Choice, Completion, PositionLogprobs};
+use dunlin_engine::{Bill, Choice, Completion, PositionLogprobs, Speculate};
 use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_tokenizer::Tokenizer;
 use serde::Serialize;
@@ -19,6 +19,8 @@ pub struct About {
     pub kv_type: KvType,
     /// From the start of loading to its end.
     pub load_ns: u64,
+    /// Who drafts.
+    pub speculate: Speculate,
 }
 
 /// What was generated for one prompt.
@@ -93,6 +95,7 @@ struct BillReport {
     /// Of the computed ones, those that preemptions made it compute again.
     recomputed_tokens: usize,
     steps: usize,
+    speculation: SpeculationReport,
     preemptions: usize,
     queue_ns: u64,
     prefill_ns: u64,
@@ -110,6 +113,21 @@ struct BillReport {
     joules: f64,
     /// Where the joules come from: a measurement, or a model.
     joules_source: &'static str,
+}
+
+/// What drafts did.
+#[derive(Debug, Serialize)]
+struct SpeculationReport {
+    /// Who was allowed to draft.
+    drafter: String,
+    /// What drafts changed of the answer: nothing (`exact`).
+    contract: &'static str,
+    /// Tokens proposed and verified.
+    drafted_tokens: usize,
+    /// Of them, those that became part of the answer.
+    accepted_tokens: usize,
+    /// The time of steps in which only a drafter ran; part of `compute_share_ns`.
+    draft_ns: u64,
 }
 
 impl Report {
@@ -187,12 +205,15 @@ impl Timings {
     pub fn summary(&self, bill: &Bill) -> String {
         let rate = |r: Option<f64>| r.map_or("-".into(), |r| format!("{r:.1}"));
         format!(
-            "prompt {} tokens ({} cached), {} tokens/s; answer {} tokens, {} tokens/s; load {:.0} ms",
+            "prompt {} tokens ({} cached), {} tokens/s; answer {} tokens, {} tokens/s, {} of {} drafted \
+             tokens accepted; load {:.0} ms",
             bill.context_tokens + bill.prompt_tokens,
             bill.cached_tokens,
             rate(self.prefill_tokens_per_second),
             bill.output_tokens,
             rate(self.decode_tokens_per_second),
+            bill.accepted_tokens,
+            bill.draft_tokens,
             self.load_ms,
         )
     }
@@ -217,6 +238,13 @@ impl BillReport {
             computed_tokens: bill.computed_tokens,
             recomputed_tokens: bill.recomputed_tokens,
             steps: bill.steps,
+            speculation: SpeculationReport {
+                drafter: about.speculate.to_string(),
+                contract: "exact",
+                drafted_tokens: bill.draft_tokens,
+                accepted_tokens: bill.accepted_tokens,
+                draft_ns: bill.draft_ns,
+            },
             preemptions: bill.preemptions,
             queue_ns: bill.queue_ns,
             prefill_ns: bill.prefill_ns,

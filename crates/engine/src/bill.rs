@@ -22,6 +22,8 @@ pub struct Bill {
     pub draft_tokens: usize,
     /// Tokens gained from drafts.
     pub accepted_tokens: usize,
+    /// Its part of the time of drafters that cost steps of their own.
+    pub draft_ns: u64,
     /// Steps that the request had a part in.
     pub steps: usize,
     /// How often it was put back to wait.
@@ -60,6 +62,7 @@ impl Bill {
             recomputed_tokens: count(bill.recomputed_tokens),
             draft_tokens: count(bill.draft_tokens),
             accepted_tokens: count(bill.accepted_tokens),
+            draft_ns: bill.draft_ns,
             steps: 0,
             preemptions: count(bill.preemptions),
             queue_ns: bill.queue_ns,

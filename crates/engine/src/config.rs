@@ -3,7 +3,10 @@
 use std::{io, path::PathBuf};
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace, NamespaceKey, TenantId};
-use dunlin_scheduler::{Chunking, ConfigError, CoreConfig, SwapCost, policy::PolicyKind};
+use dunlin_scheduler::{
+    Chunking, ConfigError, CoreConfig, DraftControl, DrafterKind, SpeculationConfig, SwapCost,
+    policy::PolicyKind,
+};
 use dunlin_tensor::Backend;
 
 /// What the model is, as far as KV depends on it: requests share KV, and sessions are restored, only
@@ -61,6 +64,8 @@ pub struct EngineConfig {
     pub disk: Option<DiskTierConfig>,
     /// KV blocks that tenants may hold.
     pub budgets: Vec<(TenantId, u64)>,
+    /// How drafts are cut.
+    pub draft_control: DraftControl,
     /// Where the run is recorded.
     pub record: Option<PathBuf>,
 }
@@ -82,12 +87,17 @@ impl EngineConfig {
             clip_tokens: None,
             disk: None,
             budgets: Vec::new(),
+            draft_control: DraftControl::default(),
             record: None,
         }
     }
 
-    /// The core's settings for this backend.
-    pub(crate) fn core(&self, backend: &impl Backend) -> CoreConfig {
+    /// The core's settings for this backend and these drafters.
+    pub(crate) fn core(
+        &self,
+        backend: &impl Backend,
+        drafters: Vec<(DrafterKind, u32)>,
+    ) -> CoreConfig {
         let cache = CacheConfig {
             block_tokens: backend.block_tokens(),
             block_count: backend.block_count(),
@@ -109,6 +119,11 @@ impl EngineConfig {
             chunking: self.chunking,
             clip_tokens: self.clip_tokens,
             swap,
+            speculation: SpeculationConfig {
+                control: self.draft_control,
+                drafters,
+                ..SpeculationConfig::default()
+            },
             ..CoreConfig::new(cache, u32::try_from(step_tokens).unwrap_or(u32::MAX))
         }
     }

@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dunlin_executor::{Executor, GenerationParams, text::ChoiceText};
+use dunlin_executor::{Executor, GenerationParams, drafter::Drafter, text::ChoiceText};
 use dunlin_scheduler::{
-    Core, Effects, Event as CoreEvent, Finished, Keep, Load, Output, SeqOp, StepOutcome, StepPlan,
-    Submission,
+    Core, Effects, Event as CoreEvent, Finished, Keep, Load, Output, SeqOp, StepKind, StepOutcome,
+    StepPlan, Submission,
 };
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::Tokenizer;
@@ -107,7 +107,21 @@ impl<B: Backend> Engine<B> {
         tokenizer: Option<Tokenizer>,
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
-        let core_config = config.core(&backend);
+        Self::with_drafters(backend, tokenizer, config, Vec::new())
+    }
+
+    /// The same, with drafters that cost steps of their own.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_drafters(
+        backend: B,
+        tokenizer: Option<Tokenizer>,
+        config: EngineConfig,
+        drafters: Vec<Box<dyn Drafter>>,
+    ) -> Result<Self, EngineError> {
+        let kinds = drafters.iter().map(|d| (d.kind(), d.pass_permille(&backend))).collect();
+        let core_config = config.core(&backend, kinds);
         let tier =
             match &config.disk {
                 None => None,
@@ -132,10 +146,13 @@ impl<B: Backend> Engine<B> {
         });
         // One block more than a sequence fills: a copy on write holds two for a moment.
         let kv_tokens = backend.block_count().saturating_sub(1) * backend.block_tokens();
+        let context = config.context.min(kv_tokens);
+        let mut executor = Executor::new(backend, config.threads);
+        drafters.into_iter().for_each(|drafter| executor.add_drafter(drafter));
         Ok(Self {
             core,
             tokenizer,
-            context: config.context.min(kv_tokens),
+            context,
             start: Instant::now(),
             next_request: 0,
             jobs: BTreeMap::new(),
@@ -152,7 +169,7 @@ impl<B: Backend> Engine<B> {
             prunes: 0,
             totals: Totals::default(),
             shares: Vec::new(),
-            executor: Executor::new(backend, config.threads),
+            executor,
             config,
         })
     }
@@ -210,6 +227,8 @@ impl<B: Backend> Engine<B> {
             max_tokens,
             stop_tokens: request.stop_tokens,
             logprobs: request.logprobs,
+            speculate: request.speculate,
+            max_draft: request.max_draft,
             sampling: request.sampling,
         };
         self.executor.register(id, params);
@@ -242,6 +261,8 @@ impl<B: Backend> Engine<B> {
             expires: request.expires_ns.map(|ns| now.after(ns)),
             predicted_tokens: request.predicted_tokens,
             session: request.session,
+            speculate: request.speculate,
+            max_draft: request.max_draft,
             ..Submission::new(id, namespace, request.prompt, max_tokens)
         })));
         Ok(id)
@@ -441,18 +462,21 @@ impl<B: Backend> Engine<B> {
         self.executor.run(plan, &mut outcome);
         outcome.duration_ns = nanoseconds(started);
         let microjoules = self.meter.end(outcome.duration_ns);
-        let weights = plan.entries.iter().map(|e| u64::from(e.tokens + e.draft));
-        split(microjoules, weights.clone(), &mut self.shares);
-        for (entry, &share) in plan.entries.iter().zip(&self.shares) {
-            let request = self.executor.request(entry.seq);
+        let entries = plan.entries.iter().map(|e| (e.seq, u64::from(e.tokens + e.draft)));
+        let parts = entries.chain(plan.wanted.iter().map(|w| (w.seq, 1)));
+        split(microjoules, parts.clone().map(|p| p.1), &mut self.shares);
+        for ((seq, _), &share) in parts.zip(&self.shares) {
+            let request = self.executor.request(seq);
             if let Some(job) = request.and_then(|request| self.jobs.get_mut(&request)) {
                 job.microjoules += share;
-                job.steps += usize::from(job.last_step != plan.step);
+                let counts = plan.kind == StepKind::Run && job.last_step != plan.step;
+                job.steps += usize::from(counts);
                 job.last_step = plan.step;
             }
         }
         self.totals.steps += 1;
-        self.totals.computed_tokens += weights.sum::<u64>();
+        let computed = plan.entries.iter().map(|e| u64::from(e.tokens + e.draft));
+        self.totals.computed_tokens += computed.sum::<u64>();
         self.totals.step_ns += outcome.duration_ns;
         self.totals.energy.microjoules += microjoules;
         self.totals.energy.source = self.meter.source();

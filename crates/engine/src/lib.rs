@@ -25,7 +25,10 @@ mod tier;
 
 pub use bill::Bill;
 pub use config::{DiskTierConfig, EngineConfig, EngineError, ModelIdentity};
-pub use dunlin_executor::{PositionLogprobs, text::TextOptions};
+pub use dunlin_executor::{PositionLogprobs, drafter, text::TextOptions};
+pub use dunlin_scheduler::{
+    DraftControl, DrafterKind, DrafterStats, MAX_DRAFT, Speculate, SpeculationStats,
+};
 pub use energy::{EnergySource, Joules};
 pub use engine::{Engine, EngineStats, Totals};
 pub use flash::{Asked, QuestionId};

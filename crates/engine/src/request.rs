@@ -11,7 +11,7 @@ use dunlin_executor::{
     text::TextOptions,
 };
 use dunlin_kvcache::TenantId;
-use dunlin_scheduler::{Class, End, Rejection, SessionUse};
+use dunlin_scheduler::{Class, End, MAX_DRAFT, Rejection, SessionUse, Speculate};
 use dunlin_units::RequestId;
 
 use crate::bill::Bill;
@@ -86,6 +86,10 @@ pub struct Request {
     pub due_ns: Option<u64>,
     /// The expected number of output tokens, for policies that look at it.
     pub predicted_tokens: Option<u32>,
+    /// Which drafters it uses. They change no token (contract `exact`), only how fast they come.
+    pub speculate: Speculate,
+    /// Draft tokens of a choice that a step verifies at most.
+    pub max_draft: u32,
 }
 
 impl Request {
@@ -108,6 +112,8 @@ impl Request {
             expires_ns: None,
             due_ns: None,
             predicted_tokens: None,
+            speculate: Speculate::Off,
+            max_draft: MAX_DRAFT,
         }
     }
 }

@@ -1,9 +1,14 @@
 //! The engine over the CPU backend: batching, chunking, shared prompts, kept KV and samples
 //! change no bit of a log-probability, whatever the model and the KV type.
 
-use dunlin_engine::{Choice, Completion, Engine, EngineConfig, Event, Request};
+use std::path::{Path, PathBuf};
+
+use dunlin_engine::{
+    Choice, Completion, DraftControl, DrafterKind, Engine, EngineConfig, Event, Request, Speculate,
+    drafter::{Drafter, VocabularyMap, model::ModelDrafter},
+};
 use dunlin_executor::sampler::SamplingParams;
-use dunlin_model::{CpuModel, LoadOptions, load};
+use dunlin_model::{CpuModel, LoadOptions, LoadedModel, load};
 use dunlin_scheduler::{Keep, SessionUse};
 use dunlin_spec::KvType;
 use dunlin_testkit::tiny;
@@ -148,4 +153,71 @@ fn kept_kv_is_as_good_as_new() {
             history = kept.session_tokens(SESSION).unwrap().to_vec();
         }
     });
+}
+
+/// A model, on the threads of another if there is one.
+fn loaded(path: &Path, team: Option<&CpuModel>) -> LoadedModel {
+    let options = LoadOptions {
+        threads: Some(2),
+        context: Some(CONTEXT),
+        kv_tokens: Some(20 * CONTEXT),
+        pack_folder: None,
+        team: team.map(|model| model.team().clone()),
+        ..LoadOptions::default()
+    };
+    load(path, &options).unwrap()
+}
+
+/// An engine that verifies all that is drafted, with a draft model or without.
+fn speculating(path: &Path, draft: Option<&Path>) -> Engine<CpuModel> {
+    let target = loaded(path, None);
+    let drafter = |path: &Path| {
+        let draft = loaded(path, Some(&target.backend));
+        let vocabulary = VocabularyMap::new(&target.tokenizer, &draft.tokenizer).unwrap();
+        Box::new(ModelDrafter::new(draft.backend, vocabulary)) as Box<dyn Drafter>
+    };
+    let drafters = draft.map(drafter).into_iter().collect();
+    let config = EngineConfig { draft_control: DraftControl::Fixed, ..usual() };
+    Engine::with_drafters(target.backend, Some(target.tokenizer), config, drafters).unwrap()
+}
+
+#[test]
+fn drafts_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = tiny::named("gemma3-q5_0").write_gguf(folder.path());
+    for name in ["llama-q4_1", "qwen3"] {
+        let path = tiny::named(name).write_gguf(folder.path());
+        let mut plain = speculating(&path, None);
+        let requests: Vec<Request> = (0..5u64)
+            .map(|seed| {
+                let mut request = request(seed, 20, 30);
+                // Twice the same, and few tokens to choose from: lookup finds something.
+                request.prompt = request.prompt.repeat(2);
+                request.sampling.top_k = 3;
+                request.choices = 1 + (seed % 2) as u32;
+                request
+            })
+            .collect();
+        let wanted: Vec<Completion> = requests.iter().map(|r| alone(&mut plain, r)).collect();
+        for (draft, speculate) in [
+            (None, Speculate::Only(DrafterKind::Lookup)),
+            (Some(&path), Speculate::Only(DrafterKind::Model)),
+            (Some(&other), Speculate::Auto),
+        ] {
+            let mut engine = speculating(&path, draft.map(PathBuf::as_path));
+            let asked: Vec<Request> =
+                requests.iter().map(|r| Request { speculate, ..r.clone() }).collect();
+            let mut accepted = 0;
+            for (i, request) in asked.iter().enumerate() {
+                let one = alone(&mut engine, request);
+                accepted += one.bill.accepted_tokens;
+                assert_same(&wanted[i].choices, &one.choices, &format!("{name}, {speculate}: {i}"));
+            }
+            assert!(accepted > 0, "{name}, {speculate}: no draft was accepted");
+            for (i, (a, b)) in wanted.iter().zip(&together(&mut engine, &asked)).enumerate() {
+                let what = format!("{name}, {speculate}: {i} with others");
+                assert_same(&a.choices, &b.choices, &what);
+            }
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! What the executor knows of a request: how its tokens are chosen, what ends it, and the choices
 //! so far.
 
+use dunlin_scheduler::Speculate;
+
 use crate::{
     sampler::{SampleError, SamplingParams, TokenLogprob},
     text::ChoiceText,
@@ -19,6 +21,10 @@ pub struct GenerationParams {
     pub stop_tokens: Vec<u32>,
     /// Log-probabilities, with this many best alternatives for each token.
     pub logprobs: Option<usize>,
+    /// Which drafters may propose.
+    pub speculate: Speculate,
+    /// Nodes of a draft at most.
+    pub max_draft: u32,
     /// The text of nothing yet, with the stop strings; each choice starts from a copy.
     pub text: ChoiceText,
 }

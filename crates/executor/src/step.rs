@@ -2,11 +2,14 @@
 
 use std::{collections::HashMap, ops::Range, time::Instant};
 
-use dunlin_scheduler::{Commit, DraftNode, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan};
+use dunlin_scheduler::{
+    Commit, DraftNode, DraftWork, DrafterKind, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
+};
 use dunlin_tensor::{Backend, BackendError, LogitsWanted, SequenceInput};
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
+    drafter::{Drafter, Wanted, lookup::LookupDrafter},
     draw::{Draw, DrawContext, DrawTask, Worker, draw_all},
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
     sampler::TokenLogprob,
@@ -29,6 +32,9 @@ pub struct Executor<B> {
     /// `[rows of the step, vocab_size]`.
     logits: Vec<f32>,
     scratch: Scratch,
+    lookup: LookupDrafter,
+    /// Drafters that cost steps.
+    drafters: Vec<Box<dyn Drafter>>,
 }
 
 /// Memory that steps use one after the other.
@@ -101,7 +107,14 @@ impl<B: Backend> Executor<B> {
             spread_from: SPREAD_FROM,
             logits: Vec::new(),
             scratch: Scratch::default(),
+            lookup: LookupDrafter::default(),
+            drafters: Vec::new(),
         }
+    }
+
+    /// Adds a drafter, which draft steps may ask.
+    pub fn add_drafter(&mut self, drafter: Box<dyn Drafter>) {
+        self.drafters.push(drafter);
     }
 
     /// The backend.
@@ -174,6 +187,10 @@ impl<B: Backend> Executor<B> {
             self.backend.copy_block(from, to, tokens as usize);
         } else {
             self.sequences.apply(op);
+            self.lookup.changed(op);
+            for drafter in &mut self.drafters {
+                drafter.changed(op);
+            }
         }
     }
 
@@ -190,8 +207,9 @@ impl<B: Backend> Executor<B> {
         outcome.tokens.clear();
         outcome.failed.clear();
         outcome.proposals.clear();
+        outcome.work = DraftWork::default();
         if plan.kind == StepKind::Draft {
-            return;
+            return self.draft(plan, outcome);
         }
         self.lay_out(plan);
         self.forward();
@@ -209,8 +227,44 @@ impl<B: Backend> Executor<B> {
         draw_all(context, &self.scratch.tasks, &mut self.logits, &mut self.workers);
         self.take_up(plan, outcome);
         self.charge_sampling(plan, started);
+        self.look_up(plan, outcome);
         let parts = self.scratch.parts.iter().zip(0..);
         outcome.failed.extend(parts.filter(|(part, _)| part.failed).map(|(_, i)| i));
+    }
+
+    /// Has a drafter propose.
+    fn draft(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
+        let Some(first) = plan.wanted.first() else { return };
+        let mut wanted = Vec::with_capacity(plan.wanted.len());
+        for asked in &plan.wanted {
+            let all =
+                wanted_of(&self.sequences, &self.generations, asked.seq, asked.nodes as usize);
+            wanted.extend(all.map(|wanted| Wanted {
+                stop_below: asked.stop_below,
+                context: asked.context as usize,
+                ..wanted
+            }));
+        }
+        if let Some(drafter) = self.drafters.iter_mut().find(|d| d.kind() == first.drafter) {
+            outcome.work = drafter.propose(&wanted, &mut outcome.proposals);
+        }
+    }
+
+    /// Proposes what followed the same tokens before, for those that got tokens and go on.
+    fn look_up(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
+        let mut wanted = Vec::new();
+        for (&seq, commit) in plan.samples.iter().zip(&outcome.commits) {
+            let request = self.sequences.get(seq).request;
+            let generation = request.and_then(|request| self.generations.get(&request));
+            let allows = |g: &Generation| g.params.speculate.allows(DrafterKind::Lookup);
+            if commit.tokens > 0 && generation.is_some_and(allows) {
+                let most = usize::MAX;
+                wanted.extend(wanted_of(&self.sequences, &self.generations, seq, most));
+            }
+        }
+        if !wanted.is_empty() {
+            self.lookup.propose(&wanted, &mut outcome.proposals);
+        }
     }
 
     /// Finds each entry's tokens.
@@ -357,6 +411,30 @@ impl<B: Backend> Executor<B> {
             }
         }
     }
+}
+
+/// A draft for a sequence that goes on, of so many nodes and no more than its request has.
+fn wanted_of<'a>(
+    sequences: &'a Sequences,
+    generations: &'a HashMap<RequestId, Generation>,
+    seq: SeqId,
+    nodes: usize,
+) -> Option<Wanted<'a>> {
+    let s = sequences.get(seq);
+    let Generation { params, choices, .. } = generations.get(&s.request?)?;
+    let choice = choices.get(s.choice as usize)?;
+    let nodes = nodes.min(params.max_draft as usize);
+    let goes_on = choice.end.is_none() && nodes > 0;
+    goes_on.then(|| Wanted {
+        seq,
+        tokens: &s.tokens,
+        nodes,
+        stop_below: 0,
+        context: usize::MAX,
+        sampling: &params.sampling,
+        prompt_len: s.tokens.len().saturating_sub(choice.tokens.len()),
+        choice: s.choice,
+    })
 }
 
 /// Appends the tokens of the tree's first chain: from the root always the first child. Other

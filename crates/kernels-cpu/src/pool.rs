@@ -7,8 +7,8 @@
 
 use crate::KernelError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -86,6 +86,45 @@ impl Worker<'_> {
     /// times.
     pub fn barrier(&self) {
         self.barrier.wait(self.count);
+    }
+}
+
+/// A team that several machines use in turn: two models on the same cores, of which one computes at
+/// a time. With a team each, the threads of the one would look for work while the other's compute.
+#[derive(Clone)]
+pub struct SharedTeam(Arc<Mutex<Team>>);
+
+impl SharedTeam {
+    /// Starts a team of `count` threads, the caller included.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn new(count: usize) -> Result<Self, KernelError> {
+        Ok(Self(Arc::new(Mutex::new(Team::new(count)?))))
+    }
+
+    /// Threads in the team.
+    pub fn count(&self) -> usize {
+        self.lock().count()
+    }
+
+    /// As [`Team::run`]; waits while another machine has the team.
+    ///
+    /// # Panics
+    /// Where the job panicked on any thread.
+    pub fn run(&self, job: &(dyn Fn(Worker<'_>) + Sync)) {
+        self.lock().run(job);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Team> {
+        // A job that panicked leaves the team fit for the next.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for SharedTeam {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SharedTeam").field(&self.count()).finish()
     }
 }
 

@@ -16,11 +16,12 @@ use dunlin_spec::{
 use std::collections::HashMap;
 
 /// Builds the forward pass of `spec`, whose matrices (in [`weights::matrices`]' order) are stored
-/// as `types`.
+/// as `types`, without the layers `skipped` (which is then another model: one that drafts).
 pub(crate) fn assemble(
     spec: &ModelSpec,
     types: &[WeightType],
     precision: ActivationPrecision,
+    skipped: &[usize],
 ) -> Program {
     let matrices = weights::matrices(spec).into_iter().enumerate();
     let vectors = weights::vectors(spec).into_iter().enumerate();
@@ -34,7 +35,7 @@ pub(crate) fn assemble(
         acts: HashMap::new(),
         program: Program::default(),
     };
-    a.run();
+    a.run(skipped);
     a.program
 }
 
@@ -62,17 +63,18 @@ struct Assembler<'a> {
 }
 
 impl Assembler<'_> {
-    fn run(&mut self) {
+    fn run(&mut self, skipped: &[usize]) {
         let spec = self.spec;
+        let last = (0..spec.layers.len()).rev().find(|i| !skipped.contains(i));
         let d = spec.d_model;
         let mut rows = Rows::Tokens;
         let mut x = self.float(Use::Residual, rows, d);
         let table = self.matrix(Role::TokenEmbd, 0, 0);
         self.push(Op::Embed { table, scale: spec.embed_scale, out: x });
-        for (i, layer) in spec.layers.iter().enumerate() {
+        for (i, layer) in spec.layers.iter().enumerate().filter(|(i, _)| !skipped.contains(i)) {
             let mut attended = self.attention(i, layer, x);
             let dense = matches!(layer.ffn, FfnSpec::Gated { .. });
-            if i + 1 == spec.layers.len() && dense {
+            if Some(i) == last && dense {
                 rows = Rows::Wanted;
                 attended = self.keep_wanted(Use::Attended, attended);
                 x = self.keep_wanted(Use::Residual, x);

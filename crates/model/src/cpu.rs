@@ -4,6 +4,7 @@ use crate::pack::Pack;
 use crate::{LoadOptions, ModelError, assemble, weights};
 use dunlin_checkpoint::Role;
 use dunlin_kernels_cpu::kv::{BLOCK_TOKENS, KvGeometry, KvPool, needs_wide_keys};
+use dunlin_kernels_cpu::pool::SharedTeam;
 use dunlin_kernels_cpu::program::{Machine, Op, Program, Rows, StepTimes, Weights};
 use dunlin_kernels_cpu::{CpuFeatures, KernelError};
 use dunlin_spec::{FfnSpec, ModelSpec, WeightType};
@@ -40,7 +41,7 @@ impl CpuModel {
         }
         let spec = pack.spec_for(context).clone();
         let types: Vec<WeightType> = pack.index.matrices.iter().map(|m| m.ty).collect();
-        let program = assemble::assemble(&spec, &types, options.activations);
+        let program = assemble::assemble(&spec, &types, options.activations, &options.skip_layers);
         let cpu = match options.cpu {
             Some(cpu) => cpu,
             None => CpuFeatures::detect()?,
@@ -59,14 +60,22 @@ impl CpuModel {
             .chain(program.acts.iter().map(|&(rows, width, _)| 2 * width * per_token(rows)))
             .sum();
         let max_step_tokens = (STEP_BYTES / row_bytes.max(1)).clamp(32, STEP_TOKENS) / 32 * 32;
-        let weight_bytes = bytes_per_step(&spec, &pack);
-        let machine = Machine::new(cpu, threads, program)?;
+        let weight_bytes = bytes_per_step(&spec, &pack, &options.skip_layers);
+        let machine = match &options.team {
+            Some(team) => Machine::with_team(cpu, team.clone(), program)?,
+            None => Machine::new(cpu, threads, program)?,
+        };
         Ok(CpuModel { spec, pack, vectors, kv, machine, max_step_tokens, weight_bytes })
     }
 
     /// Threads that run steps.
     pub fn threads(&self) -> usize {
         self.machine.threads()
+    }
+
+    /// The threads that run steps, for another model to use as well.
+    pub fn team(&self) -> &SharedTeam {
+        self.machine.team()
     }
 
     /// Turns the timing of single operations on or off.
@@ -149,11 +158,13 @@ fn per_token(rows: Rows) -> usize {
 }
 
 /// Bytes of weights that a step of one token reads.
-fn bytes_per_step(spec: &ModelSpec, pack: &Pack) -> u64 {
+fn bytes_per_step(spec: &ModelSpec, pack: &Pack, skipped: &[usize]) -> u64 {
     let mut total = 0.0;
     for (key, layout) in weights::matrices(spec).iter().zip(pack.layouts()) {
         let share = match key.role {
             Role::TokenEmbd if !spec.tied_head => 0.0,
+            Role::TokenEmbd | Role::Output => 1.0,
+            _ if skipped.contains(&key.layer) => 0.0,
             Role::ExpertGate | Role::ExpertUp | Role::ExpertDown => {
                 match &spec.layers[key.layer].ffn {
                     FfnSpec::Moe(moe) => moe.n_used as f64 / moe.n_experts as f64,

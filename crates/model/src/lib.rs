@@ -16,6 +16,7 @@ pub use error::ModelError;
 pub use pack::PackSource;
 
 use dunlin_checkpoint::ModelFile;
+use dunlin_kernels_cpu::pool::SharedTeam;
 use dunlin_spec::{ActivationPrecision, KvType, ModelSpec};
 use dunlin_tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,10 @@ pub struct LoadOptions {
     pub pack_folder: Option<PathBuf>,
     /// The instruction set, where not the best one (or the one that `DUNLIN_ISA` names).
     pub cpu: Option<dunlin_kernels_cpu::CpuFeatures>,
+    /// Layers that are left out: a model that guesses what the whole one says, from the same pack.
+    pub skip_layers: Vec<usize>,
+    /// The threads of another model, which this one then uses too; `threads` does not count.
+    pub team: Option<SharedTeam>,
 }
 
 impl Default for LoadOptions {
@@ -54,6 +59,8 @@ impl Default for LoadOptions {
             sequences: 1,
             pack_folder: default_pack_folder(),
             cpu: None,
+            skip_layers: Vec::new(),
+            team: None,
         }
     }
 }

@@ -37,8 +37,10 @@ pub struct Bill {
     pub prefill_ns: u64,
     /// From its first token to its end, waits left out.
     pub decode_ns: u64,
-    /// Its part, by tokens, of the durations of its steps.
+    /// Its part, by tokens, of the durations of its steps; of those that only draft, in equal parts.
     pub step_share_ns: u64,
+    /// Of that, its part of draft steps.
+    pub draft_ns: u64,
     /// Its part, by tokens, of the bytes that its steps moved, where the executor can tell.
     pub bytes_share: u64,
 }

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use dunlin_kvcache::CacheConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::PolicyKind;
+use crate::{policy::PolicyKind, speculation::SpeculationConfig};
 
 /// Everything that a core's decisions depend on besides its events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,8 @@ pub struct CoreConfig {
     pub clip_tokens: Option<u32>,
     /// What preemption has to decide by.
     pub swap: SwapCost,
+    /// How drafts are asked for and cut.
+    pub speculation: SpeculationConfig,
 }
 
 impl CoreConfig {
@@ -47,6 +49,7 @@ impl CoreConfig {
             admission: Admission::default(),
             clip_tokens: None,
             swap: SwapCost::default(),
+            speculation: SpeculationConfig::default(),
         }
     }
 

@@ -111,7 +111,7 @@ impl StepCost {
 
 /// Least squares with `N` coefficients, none of them negative.
 #[derive(Debug, Clone)]
-struct Fit<const N: usize> {
+pub(crate) struct Fit<const N: usize> {
     /// Sums of products of the terms, and of those with the time.
     xx: [[f64; N]; N],
     xy: [f64; N],
@@ -125,7 +125,7 @@ impl<const N: usize> Default for Fit<N> {
 }
 
 impl<const N: usize> Fit<N> {
-    fn learn(&mut self, x: [f64; N], y: f64) {
+    pub(crate) fn learn(&mut self, x: [f64; N], y: f64) {
         // Relative errors count: a step's weight falls with the square of its time.
         let weight = 1.0 / (y * y).max(1.0);
         for i in 0..N {
@@ -138,7 +138,7 @@ impl<const N: usize> Fit<N> {
     }
 
     /// The coefficients; `None` before there are enough steps.
-    fn solve(&self) -> Option<[f64; N]> {
+    pub(crate) fn solve(&self) -> Option<[f64; N]> {
         if self.steps < ENOUGH {
             return None;
         }

@@ -7,7 +7,7 @@ use dunlin_kvcache::{BlockId, Move};
 use dunlin_units::{RequestId, SeqId, SessionId, StepId};
 use serde::{Deserialize, Serialize};
 
-use crate::{bill::Bill, event::DraftNode};
+use crate::{bill::Bill, event::DraftNode, speculation::DraftWanted};
 
 /// The answer to one [`advance`](crate::Core::advance). Cleared and filled by each call; keep one
 /// and its memory is used again.
@@ -167,6 +167,9 @@ pub struct StepPlan {
     pub samples: Vec<SeqId>,
     /// The draft nodes of all entries (see [`Entry::draft`]).
     pub draft: Vec<DraftNode>,
+    /// In a draft step, which has no entries: the drafts that are asked for, each of another
+    /// sequence.
+    pub wanted: Vec<DraftWanted>,
 }
 
 /// What a step is for.

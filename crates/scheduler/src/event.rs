@@ -6,6 +6,8 @@ use dunlin_kvcache::{MoveId, Namespace, TenantId};
 use dunlin_units::{RequestId, SeqId, SessionId, StepId, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::speculation::{DraftWork, DrafterKind, Speculate};
+
 /// Something that happened since the last call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
@@ -51,6 +53,10 @@ pub struct Submission {
     pub predicted_tokens: Option<u32>,
     /// The session that the prompt continues.
     pub session: Option<SessionUse>,
+    /// Which drafters it uses.
+    pub speculate: Speculate,
+    /// Draft nodes that a step verifies for one of its choices at most.
+    pub max_draft: u32,
 }
 
 impl Submission {
@@ -73,9 +79,14 @@ impl Submission {
             expires: None,
             predicted_tokens: None,
             session: None,
+            speculate: Speculate::default(),
+            max_draft: MAX_DRAFT,
         }
     }
 }
+
+/// Draft nodes of a sequence that a step verifies at most, where nobody says otherwise.
+pub const MAX_DRAFT: u32 = 31;
 
 /// Priority. A higher class is admitted first and may preempt a lower one; within a class the policy
 /// decides.
@@ -173,8 +184,10 @@ pub struct StepOutcome {
     /// Entries of the plan (by index) whose sequences could not be computed; they have no commits
     /// that count.
     pub failed: Vec<u32>,
-    /// Continuations that a draft step proposes.
+    /// Continuations that drafters propose.
     pub proposals: Vec<Proposal>,
+    /// What a draft step took.
+    pub work: DraftWork,
 }
 
 /// The tokens that a sequence gained in a step.
@@ -200,6 +213,8 @@ pub enum SampleEnd {
 pub struct Proposal {
     /// Whose.
     pub seq: SeqId,
+    /// From whom.
+    pub drafter: DrafterKind,
     /// The nodes, parents first.
     pub nodes: Vec<DraftNode>,
 }

@@ -14,8 +14,9 @@
 //!   (recomputed, or swapped to the disk tier where that is cheaper).
 //! - Prefixes are shared through [`dunlin_kvcache`], also with a prompt that is being computed:
 //!   whoever begins like it waits for it instead of computing the same.
-//! - Sessions keep their KV between requests; choices of one prompt share its KV; draft trees and
-//!   commits of several tokens are part of every step's form.
+//! - Sessions keep their KV between requests; choices of one prompt share its KV.
+//! - Drafts are verified as part of any step, as far as they pay (`speculation`); what a drafter
+//!   that costs time is asked for is a step of its own.
 //!
 //! Not here: KV bytes, sampling, text, sockets, and what a step costs beyond a fit of past ones.
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ mod cost;
 mod effects;
 mod event;
 pub mod policy;
+mod speculation;
 
 pub use bill::Bill;
 pub use config::{
@@ -45,6 +47,10 @@ pub use effects::{
     StepKind, StepPlan,
 };
 pub use event::{
-    Class, Commit, DraftNode, Event, Keep, Proposal, SampleEnd, SessionOp, SessionUse, StepOutcome,
-    Submission,
+    Class, Commit, DraftNode, Event, Keep, MAX_DRAFT, Proposal, SampleEnd, SessionOp, SessionUse,
+    StepOutcome, Submission,
+};
+pub use speculation::{
+    CONFIDENCE_ONE, DraftControl, DraftWanted, DraftWork, DrafterKind, DrafterStats, POSITIONS,
+    ParseSpeculateError, Speculate, SpeculationConfig, SpeculationStats,
 };

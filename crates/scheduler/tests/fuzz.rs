@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, TenantId};
 use dunlin_scheduler::{
-    Admission, Chunking, Class, Core, CoreConfig, Effects, Event, Keep, SessionOp, SessionUse,
-    Submission, SwapCost, policy::PolicyKind,
+    Admission, Chunking, Class, Core, CoreConfig, DraftControl, DrafterKind, Effects, Event, Keep,
+    SessionOp, SessionUse, Speculate, SpeculationConfig, Submission, SwapCost, policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SessionId, Stream, Time};
 use support::{Rules, World, mix, namespace};
@@ -67,6 +67,11 @@ fn settings(dice: &mut Dice) -> CoreConfig {
     };
     config.policy = dice.of(&PolicyKind::ALL);
     config.clip_tokens = dice.one_in(4).then_some(dice.below(9) as u32);
+    config.speculation = SpeculationConfig {
+        control: dice.of(&[DraftControl::Adaptive, DraftControl::Fixed, DraftControl::Fixed]),
+        drafters: dice.of(&[None, Some((DrafterKind::Model, 300))]).into_iter().collect(),
+        slack_permille: dice.of(&[0, 20, 1000]),
+    };
     config.swap = SwapCost { block_bytes: dice.of(&[0, 100, 1 << 20]), bytes_per_s: 1 << 30 };
     config.admission = dice.of(&[Admission::Headroom, Admission::Prompt]);
     config
@@ -114,6 +119,14 @@ fn submission(dice: &mut Dice, id: u64, size: u64, now: Time) -> Submission {
     s.max_tokens = if dice.one_in(10) { 0 } else { dice.below(20) as u32 };
     s.class = dice.of(&[Class::Normal, Class::Normal, Class::Idle, Class::Low, Class::High]);
     s.due = dice.one_in(3).then(|| now.after(dice.below(20_000_000)));
+    s.speculate = dice.of(&[
+        Speculate::Off,
+        Speculate::Auto,
+        Speculate::Auto,
+        Speculate::Only(DrafterKind::Lookup),
+        Speculate::Only(DrafterKind::Model),
+    ]);
+    s.max_draft = dice.of(&[0, 1, 5, 31]);
     s.expires = dice.one_in(8).then(|| Time(now.0.saturating_sub(10) + dice.below(20_000_000)));
     s.predicted_tokens = dice.one_in(3).then(|| dice.below(30) as u32);
     if dice.one_in(4) {

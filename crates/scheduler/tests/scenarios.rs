@@ -22,8 +22,9 @@ use std::{collections::BTreeMap, fmt::Write, path::Path, sync::Arc};
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, Move, Namespace, NamespaceKey, Place, TenantId};
 use dunlin_scheduler::{
-    Chunking, Class, Commit, CoreConfig, DraftNode, Effects, Event, Keep, Proposal, SeqOp,
-    SessionOp, SessionUse, StepOutcome, StepPlan, Submission, SwapCost, checker::CheckedCore,
+    Chunking, Class, Commit, CoreConfig, DraftControl, DraftNode, DrafterKind, Effects, Event,
+    Keep, Proposal, SeqOp, SessionOp, SessionUse, Speculate, StepOutcome, StepPlan, Submission,
+    SwapCost, checker::CheckedCore,
 };
 use dunlin_units::{RequestId, SeqId, SessionId, Time};
 
@@ -163,7 +164,11 @@ impl Script {
                 parent: if i == 0 { DraftNode::ROOT } else { i - 1 },
                 confidence: 1 << 16,
             });
-            outcome.proposals.push(Proposal { seq: SeqId(*seq), nodes: nodes.collect() });
+            outcome.proposals.push(Proposal {
+                seq: SeqId(*seq),
+                drafter: DrafterKind::Lookup,
+                nodes: nodes.collect(),
+            });
         }
         self.advance(vec![Event::StepDone(Box::new(outcome))], out);
     }
@@ -348,6 +353,7 @@ fn config(o: &BTreeMap<&str, &str>) -> CoreConfig {
     };
     let mut config = CoreConfig::new(cache, get("step", 64) as u32);
     config.max_running = get("running", 8) as u32;
+    config.speculation.control = DraftControl::Fixed;
     config.steps_in_flight = get("inflight", 1) as u32;
     config.clip_tokens = o.get("clip").map(|c| number(c));
     if let Some(policy) = o.get("policy") {
@@ -366,6 +372,7 @@ fn submission(name: &str, o: &BTreeMap<&str, &str>) -> Submission {
     let get = |key, default| o.get(key).map_or(default, |text| number::<u64>(text));
     let mut s = Submission::new(id, namespace(get("ns", 0)), tokens, get("max", 1) as u32);
     s.choices = get("choices", 1) as u32;
+    s.speculate = Speculate::Auto;
     s.tenant = TenantId(get("tenant", 0) as u32);
     s.due = o.get("due").map(|t| Time(number::<u64>(t) * STEP_NS));
     s.expires = o.get("expires").map(|t| Time(number::<u64>(t) * STEP_NS));

@@ -10,8 +10,8 @@ use std::sync::{
 };
 
 use dunlin_engine::{
-    CancelFlag, Completion, ContextOverflow, EngineThread, Finish as EngineFinish,
-    PositionLogprobs, Request, RequestError, RequestEvent, SubmitError, TextOptions,
+    CancelFlag, Completion, ContextOverflow, DrafterKind, EngineThread, Finish as EngineFinish,
+    PositionLogprobs, Request, RequestError, RequestEvent, Speculate, SubmitError, TextOptions,
 };
 use dunlin_executor::sampler::TokenLogprob as EngineLogprob;
 use dunlin_tensor::Backend;
@@ -40,6 +40,18 @@ struct Loaded<B> {
 pub struct EngineService<B> {
     loaded: RwLock<Option<Arc<Loaded<B>>>>,
     preemptions: Arc<AtomicU64>,
+    speculation: RwLock<Speculation>,
+}
+
+/// What the operator allows of speculation.
+#[derive(Debug, Clone, Default)]
+pub struct Speculation {
+    /// Which drafters requests use that do not say.
+    pub speculate: Speculate,
+    /// Draft tokens of a choice that a step verifies at most.
+    pub max_draft: u32,
+    /// Whether there is a draft model.
+    pub draft_model: bool,
 }
 
 /// A model that cannot be served.
@@ -55,7 +67,11 @@ pub enum ServeError {
 
 impl<B: Backend + 'static> Default for EngineService<B> {
     fn default() -> Self {
-        Self { loaded: RwLock::new(None), preemptions: Arc::default() }
+        Self {
+            loaded: RwLock::new(None),
+            preemptions: Arc::default(),
+            speculation: RwLock::default(),
+        }
     }
 }
 
@@ -84,6 +100,27 @@ impl<B: Backend + 'static> EngineService<B> {
         let mut place = self.loaded.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         *place = Some(Arc::new(loaded));
         Ok(())
+    }
+
+    /// Sets what requests may speculate. Nothing until then.
+    pub fn set_speculation(&self, speculation: Speculation) {
+        let place = self.speculation.write();
+        *place.unwrap_or_else(std::sync::PoisonError::into_inner) = speculation;
+    }
+
+    /// Which drafters a request uses, and for how much.
+    fn speculate(&self, asked: Option<Speculate>) -> Result<(Speculate, u32), ServiceError> {
+        let allowed = self.speculation.read();
+        let allowed = allowed.unwrap_or_else(std::sync::PoisonError::into_inner);
+        match asked {
+            Some(Speculate::Only(DrafterKind::Model)) if !allowed.draft_model => {
+                Err(unusable("speculate", "this server has no draft model"))
+            }
+            Some(layers @ Speculate::Only(DrafterKind::Layers)) if allowed.speculate != layers => {
+                Err(unusable("speculate", "this server does not draft with the model's own layers"))
+            }
+            asked => Ok((asked.unwrap_or(allowed.speculate), allowed.max_draft)),
+        }
     }
 
     /// Writes out the record of the run, where there is one.
@@ -166,6 +203,7 @@ impl<B: Backend + 'static> Service for EngineService<B> {
         let room = loaded.info.context.saturating_sub(prompt_tokens);
         let most = generate.max_tokens.map_or(room, |most| most.min(room));
         let stop_strings = generate.stop_strings.clone();
+        let (speculate, max_draft) = self.speculate(generate.speculate)?;
         let request = Request {
             choices: generate.choices,
             overflow: ContextOverflow::Stop,
@@ -173,6 +211,8 @@ impl<B: Backend + 'static> Service for EngineService<B> {
             stop_strings: generate.stop_strings,
             text: TextOptions { show_special: generate.show_special, begins_text },
             logprobs: generate.logprobs,
+            speculate,
+            max_draft,
             ..Request::new(prompt, generate.sampling, generate.max_tokens)
         };
         // A token each, the text that was held back, the end of each choice, and the end.
@@ -359,6 +399,8 @@ impl Sink {
             prompt_tokens: bill.prompt_tokens + bill.context_tokens,
             cached_tokens: bill.cached_tokens,
             output_tokens: bill.output_tokens,
+            drafted_tokens: bill.draft_tokens,
+            accepted_tokens: bill.accepted_tokens,
             queue_ns: bill.queue_ns,
             prefill_ns: bill.prefill_ns,
             decode_ns: bill.decode_ns,

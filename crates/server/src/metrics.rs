@@ -79,6 +79,8 @@ pub(crate) struct Metrics {
     generation_tokens: PerModel,
     prefix_queries: PerModel,
     prefix_hits: PerModel,
+    draft_tokens: PerModel,
+    accepted_tokens: PerModel,
     finished: Family<Finished, Counter>,
     first_token: Times,
     between_tokens: Times,
@@ -123,6 +125,8 @@ impl Metrics {
             generation_tokens: PerModel::default(),
             prefix_queries: PerModel::default(),
             prefix_hits: PerModel::default(),
+            draft_tokens: PerModel::default(),
+            accepted_tokens: PerModel::default(),
             finished: Family::default(),
             first_token: Times::new_with_constructor(latencies),
             between_tokens: Times::new_with_constructor(token_times),
@@ -156,6 +160,16 @@ impl Metrics {
             &m.prefix_queries,
         );
         add("vllm:prefix_cache_hits", "Of those, the ones that were there", &m.prefix_hits);
+        add(
+            "vllm:spec_decode_num_draft_tokens",
+            "Draft tokens that were verified",
+            &m.draft_tokens,
+        );
+        add(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Of those, the ones that became output",
+            &m.accepted_tokens,
+        );
         add("vllm:request_success", "Requests that ended, by why", &m.finished);
         add("vllm:time_to_first_token_seconds", "From arrival to the first token", &m.first_token);
         add(
@@ -207,6 +221,8 @@ impl Metrics {
         self.prefix_queries.get_or_create(&label).inc_by(usage.prompt_tokens as u64);
         self.prefix_hits.get_or_create(&label).inc_by(usage.cached_tokens as u64);
         self.generation_tokens.get_or_create(&label).inc_by(usage.output_tokens as u64);
+        self.draft_tokens.get_or_create(&label).inc_by(usage.drafted_tokens as u64);
+        self.accepted_tokens.get_or_create(&label).inc_by(usage.accepted_tokens as u64);
         self.end_to_end.get_or_create(&label).observe(after.as_secs_f64());
         self.queue.get_or_create(&label).observe(usage.queue_ns as f64 / 1e9);
         // Each choice but its first token, which prefill brought.

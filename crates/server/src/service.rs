@@ -3,6 +3,7 @@
 //! The codecs know nothing of the engine, the engine nothing of HTTP. Tests put a scripted service
 //! in the engine's place.
 
+use dunlin_engine::Speculate;
 use dunlin_executor::sampler::SamplingParams;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
@@ -67,6 +68,8 @@ pub struct Generate {
     pub logprobs: Option<usize>,
     /// Show the names of control tokens in the text.
     pub show_special: bool,
+    /// Which drafters it uses; the server's own setting where it does not say.
+    pub speculate: Option<Speculate>,
 }
 
 impl Generate {
@@ -83,6 +86,7 @@ impl Generate {
             ignore_eos: false,
             logprobs: None,
             show_special: false,
+            speculate: None,
         }
     }
 }
@@ -187,6 +191,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens chosen, over all samples.
     pub output_tokens: usize,
+    /// Tokens that were drafted and verified.
+    pub drafted_tokens: usize,
+    /// Of those, the ones that became output.
+    pub accepted_tokens: usize,
     /// From submission to the first step.
     pub queue_ns: u64,
     /// From the first step to the first token.

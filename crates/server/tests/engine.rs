@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dunlin_engine::{Engine, EngineConfig};
+use dunlin_engine::{DrafterKind, Engine, EngineConfig, Speculate};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_server::{
-    engine::EngineService,
+    engine::{EngineService, Speculation},
     service::{
         Chat, ChatEnding, Chunk, Finish, Generate, Generation, Health, Input, ModelInfo, Service,
         ServiceError,
@@ -208,6 +208,36 @@ fn what_cannot_run_is_refused() {
     let mut hot = long("a");
     hot.sampling.temperature = f32::NAN;
     assert_eq!(field(hot), Some("temperature"));
+}
+
+#[test]
+fn drafts_are_asked_for_by_request_and_by_the_operator() {
+    let service = service();
+    let usage = |speculate| {
+        // Two tokens to choose from: what came before comes again.
+        let mut request = Generate { speculate, ..long("abab") };
+        request.sampling.temperature = 0.0;
+        request.sampling.logit_bias = (2..50).map(|t| (t, f32::NEG_INFINITY)).collect();
+        let chunks = all(service.generate(request).unwrap());
+        let Some(Chunk::Done(usage)) = chunks.last() else { panic!("{chunks:?}") };
+        (usage.drafted_tokens, chunks[..chunks.len() - 1].to_vec())
+    };
+    let lookup = Some(Speculate::Only(DrafterKind::Lookup));
+    assert_eq!(usage(None).0, 0, "nobody has allowed it");
+    let speculate = Speculate::Auto;
+    service.set_speculation(Speculation { speculate, max_draft: 8, draft_model: false });
+    let (drafted, chunks) = usage(None);
+    assert!(drafted > 0 && usage(lookup).0 > 0);
+    let (none, plain) = usage(Some(Speculate::Off));
+    assert_eq!((none, plain), (0, chunks));
+    for kind in [DrafterKind::Model, DrafterKind::Layers] {
+        let request = Generate { speculate: Some(Speculate::Only(kind)), ..long("a") };
+        let error = service.generate(request).unwrap_err();
+        assert!(
+            matches!(error, ServiceError::Unusable { field: Some("speculate"), .. }),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use dunlin_scheduler::Chunking;
 use dunlin_server::{
-    App, Config, Ended, Identity, asked_to_stop, engine::EngineService, service::ModelInfo,
+    App, Config, Ended, Identity, asked_to_stop, engine::{EngineService, Speculation}, service::ModelInfo,
 };
 
 use crate::{
@@ -120,12 +120,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let address = listener.local_addr()?;
         // The server answers while the model is loaded: that it is not there yet.
         let serving = tokio::spawn(dunlin_server::serve(listener, app, asked_to_stop()));
+        let speculating = service.clone();
         let (model, info) = tokio::task::spawn_blocking(move || {
             let parallel = args.parallel.max(1);
             let mut engine = args.engine;
             // Nobody's stream should stand still while another's long prompt is computed.
             engine.chunking.get_or_insert(Chunking::Slowdown { percent: 225 });
             let model = load::model(&args.model, &engine, parallel, template, args.verbose)?;
+            speculating.set_speculation(Speculation {
+                speculate: engine.speculation.speculate,
+                max_draft: engine.speculation.speculate_max,
+                draft_model: engine.speculation.draft_model.is_some(),
+            });
             let info = model_info(&model, &path, args.alias)?;
             anyhow::Ok((model, info))
         })

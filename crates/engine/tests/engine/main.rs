@@ -5,5 +5,6 @@ mod record;
 mod requests;
 mod save;
 mod sessions;
+mod speculate;
 mod support;
 mod thread;

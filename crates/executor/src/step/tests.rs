@@ -1,6 +1,6 @@
 //! Plans made by hand and at random over a toy backend, against the plainest loop there is.
 
-use dunlin_scheduler::Entry;
+use dunlin_scheduler::{Entry, Speculate};
 use dunlin_testkit::toy::Toy;
 use dunlin_units::{SeedTree, Stream};
 
@@ -25,6 +25,8 @@ fn params(seed: u64, choices: u32, max_tokens: u32) -> GenerationParams {
         max_tokens,
         stop_tokens: Vec::new(),
         logprobs: Some(2),
+        speculate: Speculate::Off,
+        max_draft: 0,
         text: ChoiceText::new(None, &[], TextOptions::default()),
     }
 }

@@ -8,7 +8,7 @@ use crate::elementwise::RopeTable;
 use crate::kv::KvPool;
 use crate::matmul::Scratch;
 use crate::pack::PackedMatrix;
-use crate::pool::{Team, Worker};
+use crate::pool::{SharedTeam, Worker};
 use crate::{CpuFeatures, KernelError};
 use dunlin_tensor::{LogitsWanted, SequenceInput};
 use std::cell::UnsafeCell;
@@ -128,7 +128,7 @@ fn row_count(rows: Rows, tokens: usize, wanted: usize) -> usize {
 /// Buffers and threads that run one program.
 pub struct Machine {
     cpu: CpuFeatures,
-    team: Team,
+    team: SharedTeam,
     program: Program,
     floats: Vec<Floats>,
     acts: Vec<Acts>,
@@ -150,7 +150,18 @@ impl Machine {
     /// # Errors
     /// The system refuses a thread, or a RoPE setting makes no sense.
     pub fn new(cpu: CpuFeatures, threads: usize, program: Program) -> Result<Self, KernelError> {
-        let team = Team::new(threads)?;
+        Self::with_team(cpu, SharedTeam::new(threads)?, program)
+    }
+
+    /// A machine for `program` with a team that others may use, too.
+    ///
+    /// # Errors
+    /// A RoPE setting makes no sense.
+    pub fn with_team(
+        cpu: CpuFeatures,
+        team: SharedTeam,
+        program: Program,
+    ) -> Result<Self, KernelError> {
         let count = team.count();
         let ropes = program.ropes.iter().map(RopeTable::new).collect::<Result<_, _>>()?;
         let floats = program.floats.iter();
@@ -179,6 +190,11 @@ impl Machine {
     /// Threads that run steps.
     pub fn threads(&self) -> usize {
         self.team.count()
+    }
+
+    /// The team that runs steps.
+    pub fn team(&self) -> &SharedTeam {
+        &self.team
     }
 
     /// The program.

@@ -36,6 +36,7 @@ pub(super) struct Expected {
     pub(super) accepted: u64,
     pub(super) time: Share,
     pub(super) bytes: Share,
+    pub(super) draft_time: Share,
     steps: u64,
     tokens: u64,
     drafts: u64,
@@ -76,6 +77,7 @@ impl Expected {
             bill.cached_tokens <= bill.prompt_tokens + bill.context_tokens,
             "more was cached than there was"
         );
+        self.draft_time.check("draft_ns", bill.draft_ns)?;
         self.time.check("step_share_ns", bill.step_share_ns)?;
         self.bytes.check("bytes_share", bill.bytes_share)
     }

@@ -9,8 +9,9 @@ use super::{
     memory::{Motion, PENDING, link},
 };
 use crate::{
-    effects::{End, Entry, Output, StepPlan},
+    effects::{End, Entry, Output, StepKind, StepPlan},
     event::{Class, Commit, DraftNode, SampleEnd, StepOutcome},
+    speculation::Speculate,
 };
 
 /// A step in flight.
@@ -20,6 +21,15 @@ pub(super) struct Step {
     /// Each with the request and the choice that it is for.
     entries: Vec<(Entry, RequestId, u32)>,
     samples: Vec<(SeqId, RequestId, u32)>,
+    /// Those for which a draft is wanted.
+    wanted: Vec<(SeqId, RequestId)>,
+}
+
+impl Step {
+    fn new(plan: &StepPlan) -> Self {
+        let (entries, samples, wanted) = <_>::default();
+        Self { id: plan.step.0, entries, samples, wanted }
+    }
 }
 
 impl PlanChecker {
@@ -31,7 +41,11 @@ impl PlanChecker {
         );
         ensure!(plan.step.0 == self.last_step + 1, "the step before was {}", self.last_step);
         self.last_step = plan.step.0;
+        if plan.kind == StepKind::Draft {
+            return self.draft_plan(plan);
+        }
         ensure!(!plan.entries.is_empty(), "an empty step");
+        ensure!(plan.wanted.is_empty(), "drafts are wanted of a step that runs the model");
         let tokens: u64 =
             plan.entries.iter().map(|e| u64::from(e.tokens) + u64::from(e.draft)).sum();
         ensure!(
@@ -39,7 +53,7 @@ impl PlanChecker {
             "{tokens} tokens; a step has at most {}",
             self.config.max_step_tokens
         );
-        let mut step = Step { id: plan.step.0, entries: Vec::new(), samples: Vec::new() };
+        let mut step = Step::new(plan);
         let mut samples = plan.samples.as_slice();
         let mut draft = plan.draft.as_slice();
         for entry in &plan.entries {
@@ -64,6 +78,56 @@ impl PlanChecker {
         let most = self.config.max_running.min(self.config.max_step_tokens);
         ensure!(self.running <= most, "{} sequences run; at most {most} may", self.running);
         self.steps.push_back(step);
+        Ok(())
+    }
+
+    /// A step in which a drafter runs.
+    fn draft_plan(&mut self, plan: &StepPlan) -> Check {
+        ensure!(!plan.wanted.is_empty(), "a draft step that wants no drafts");
+        ensure!(
+            plan.entries.is_empty() && plan.samples.is_empty() && plan.draft.is_empty(),
+            "a draft step that also runs the model"
+        );
+        let mut step = Step::new(plan);
+        for wanted in &plan.wanted {
+            let known = self.config.speculation.drafters.iter().any(|d| d.0 == wanted.drafter);
+            ensure!(known, "there is no drafter {:?}", wanted.drafter);
+            ensure!(wanted.drafter == plan.wanted[0].drafter, "two drafters in one step");
+            let s = self.seq(wanted.seq)?;
+            ensure!(!s.drafting, "a second draft");
+            ensure!(s.pending == 0 && s.in_flight == 0, "a draft behind a token that is to come");
+            let (id, choice) = (s.request.ok_or("a draft without a request")?, s.choice);
+            (s.drafting, s.in_flight) = (true, 1);
+            let r = self.request(id)?;
+            ensure!(r.ends[choice as usize].is_none(), "a draft after the end");
+            ensure!(r.got[choice as usize] > 0, "a draft before the first token");
+            ensure!(r.speculate.allows(wanted.drafter), "{id} does not use {:?}", wanted.drafter);
+            ensure!(
+                (1..=r.max_draft).contains(&wanted.nodes),
+                "a draft of {} nodes; {id} has at most {}",
+                wanted.nodes,
+                r.max_draft
+            );
+            r.in_flight += 1;
+            step.wanted.push((wanted.seq, id));
+        }
+        self.steps.push_back(step);
+        Ok(())
+    }
+
+    /// A step in which a drafter ran is over.
+    fn drafts_done(&mut self, step: &Step, outcome: &StepOutcome) -> Check {
+        let count = step.wanted.len() as u64;
+        for &(seq, id) in &step.wanted {
+            let r = self.request(id)?;
+            r.bill.time.add(Share::of(outcome.duration_ns, 1, count));
+            r.bill.draft_time.add(Share::of(outcome.duration_ns, 1, count));
+            r.bill.bytes.add(Share::of(outcome.bytes, 1, count));
+            r.in_flight -= 1;
+            self.seq_done(seq)?;
+            self.seq(seq)?.drafting = false;
+            self.settle(id)?;
+        }
         Ok(())
     }
 
@@ -112,6 +176,13 @@ impl PlanChecker {
         );
         ensure!(total < r.limit() || total == r.prompt_end(), "computed after its last token");
         ensure!(entry.draft == 0 || entry.samples == 1, "a draft, and not one sample");
+        ensure!(
+            entry.draft == 0 || r.speculate != Speculate::Off && entry.draft <= r.max_draft,
+            "a draft of {} nodes; {id} has at most {} of {}",
+            entry.draft,
+            r.max_draft,
+            r.speculate
+        );
         if r.class == Class::Idle {
             ensure!(self.busy == 0, "idle work runs beside {} other requests", self.busy);
         }
@@ -270,6 +341,7 @@ impl PlanChecker {
         ensure!(step.samples.len() == outcome.commits.len(), "not one commit for each sample");
         let tokens = step.entries.iter().map(|(e, ..)| u64::from(e.tokens + e.draft)).sum();
         self.totals.step(outcome.duration_ns, outcome.bytes);
+        self.drafts_done(&step, outcome)?;
         let mut samples = step.samples.iter().zip(&outcome.commits);
         let mut chosen = outcome.tokens.as_slice();
         for (index, &(entry, id, choice)) in step.entries.iter().enumerate() {

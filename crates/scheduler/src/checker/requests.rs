@@ -7,6 +7,7 @@ use super::{Answers, Check, PlanChecker, bills, ensure, plans::fold};
 use crate::{
     effects::{Effects, End, Finished, Rejection, SessionProblem},
     event::{Class, Keep, SessionOp, SessionUse, Submission},
+    speculation::Speculate,
 };
 
 /// A request that is not over.
@@ -38,6 +39,8 @@ pub(super) struct Request {
     pub(super) answer: Vec<u32>,
     /// Parts of it in steps in flight: entries and samples.
     pub(super) in_flight: u32,
+    pub(super) speculate: Speculate,
+    pub(super) max_draft: u32,
     pub(super) bill: bills::Expected,
 }
 
@@ -154,6 +157,8 @@ impl PlanChecker {
             got: vec![0; choices],
             answer: Vec::new(),
             in_flight: 0,
+            speculate: s.speculate,
+            max_draft: s.max_draft,
             bill: bills::Expected::default(),
         };
         if let Some(expires) = s.expires {

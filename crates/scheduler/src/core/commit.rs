@@ -8,24 +8,25 @@ use super::{
     state::{NONE, Stage},
 };
 use crate::{
+    cost::StepShape,
     effects::{End, Entry, Output, SeqOp},
-    event::{Commit, Proposal, SampleEnd, StepOutcome},
+    event::{Commit, SampleEnd, StepOutcome},
 };
 
 /// A step's duration and bytes, dealt out by tokens so that the parts sum to the whole.
-struct Shares {
+pub(super) struct Shares {
     each: u64,
     /// Tokens that get one more.
     rest: u64,
 }
 
 impl Shares {
-    fn new(whole: u64, tokens: u64) -> Self {
+    pub(super) fn new(whole: u64, tokens: u64) -> Self {
         let tokens = tokens.max(1);
         Self { each: whole / tokens, rest: whole % tokens }
     }
 
-    fn take(&mut self, tokens: u64) -> u64 {
+    pub(super) fn take(&mut self, tokens: u64) -> u64 {
         let more = self.rest.min(tokens);
         self.rest -= more;
         self.each * tokens + more
@@ -38,9 +39,14 @@ impl Core {
         assert_eq!(done.step, outcome.step, "outcomes come in the order of the plans");
         assert_eq!(done.samples.len(), outcome.commits.len(), "one commit for each sample");
         let tokens = done.shape.tokens;
-        if outcome.failed.is_empty() {
+        if outcome.failed.is_empty() && tokens > 0 {
             self.cost.learn(done.shape, outcome.duration_ns);
+            let drafts = done.entries.iter().map(|e| u64::from(e.draft)).sum();
+            let StepShape { tokens, decodes, .. } = done.shape;
+            let us = outcome.duration_ns as f64 / 1e3;
+            self.speculation.learn_step(us, decodes, drafts, tokens - decodes);
         }
+        self.draft_done(now, &done.wanted, outcome, fx);
         let mut time = Shares::new(outcome.duration_ns, tokens);
         let mut bytes = Shares::new(outcome.bytes, tokens);
         let mut samples = done.samples.iter().zip(&outcome.commits);
@@ -178,6 +184,10 @@ impl Core {
             seq.planned = seq.computed;
             self.register(slot, fx);
         }
+        if entry.tokens == 1 && entry.samples == 1 {
+            let whole = commit.end.is_none() && gained as usize == tokens.len();
+            self.verified(slot, &tokens[..gained as usize], whole);
+        }
         let seq = &mut self.seqs[slot];
         seq.tally.output += u64::from(gained);
         if !seq.begun && gained > 0 {
@@ -204,7 +214,7 @@ impl Core {
     }
 
     /// An ended sequence leaves the last step that had a part of it.
-    fn ended_in_flight(&mut self, now: Time, slot: u32, fx: Fx<'_>) {
+    pub(super) fn ended_in_flight(&mut self, now: Time, slot: u32, fx: Fx<'_>) {
         let request = self.seqs[slot].request;
         if request != NONE {
             let mut tally = std::mem::take(&mut self.seqs[slot].tally);
@@ -247,16 +257,6 @@ impl Core {
                 fx.ops.push(SeqOp::Replace { seq: SeqId(slot), index, block });
             }
             seq.registered += 1;
-        }
-    }
-
-    /// Notes a draft for the next step; one that no longer fits is dropped.
-    fn propose(&mut self, proposal: &Proposal) {
-        let Some(seq) = self.seqs.slots.get_mut(proposal.seq.0 as usize) else { return };
-        if seq.stage == Stage::Running && seq.unknown == 0 {
-            seq.draft.clear();
-            seq.draft.extend_from_slice(&proposal.nodes);
-            seq.special = true;
         }
     }
 

@@ -5,6 +5,7 @@ mod commit;
 mod plan;
 mod preempt;
 mod sessions;
+mod speculate;
 mod state;
 mod submit;
 
@@ -19,7 +20,9 @@ use crate::{
     effects::{Effects, Entry, SeqOp, StepPlan},
     event::Event,
     policy::Policy,
+    speculation::DraftWanted,
 };
+use speculate::Speculation;
 use state::{NONE, Rank, Request, Seq, Session, Slab, Stage};
 
 /// Decides which tokens of which requests go into the next step, and whose KV stays.
@@ -41,6 +44,7 @@ pub struct Core {
     kv: KvCache,
     policy: Box<dyn Policy>,
     cost: StepCost,
+    speculation: Speculation,
     requests: Slab<Request>,
     by_id: HashMap<RequestId, u32>,
     seqs: Slab<Seq>,
@@ -83,6 +87,7 @@ struct InFlight {
     step: StepId,
     entries: Vec<Entry>,
     samples: Vec<SeqId>,
+    wanted: Vec<DraftWanted>,
     shape: StepShape,
 }
 
@@ -115,6 +120,7 @@ impl Core {
             kv: KvCache::new(config.cache),
             policy: config.policy.build(),
             cost: StepCost::default(),
+            speculation: Speculation::new(config.speculation.clone()),
             requests: Slab::new(),
             by_id: HashMap::new(),
             seqs: Slab::new(),
@@ -323,6 +329,8 @@ fn remember(plan: &StepPlan, shape: StepShape, mut memory: InFlight) -> InFlight
     memory.entries.extend_from_slice(&plan.entries);
     memory.samples.clear();
     memory.samples.extend_from_slice(&plan.samples);
+    memory.wanted.clear();
+    memory.wanted.extend_from_slice(&plan.wanted);
     memory.shape = shape;
     memory
 }

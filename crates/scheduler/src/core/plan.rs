@@ -26,6 +26,9 @@ impl Core {
         self.put_back_idle(now, fx);
         let mut plan = self.empty_plan(fx);
         let mut shape = StepShape::default();
+        if self.speculate(&mut plan) {
+            return self.planned(plan, shape, fx);
+        }
         self.plan_decodes(now, &mut plan, &mut shape, fx);
         self.admit(now, fx);
         // What was in the way of idle ones may have ended as soon as it was taken on.
@@ -44,6 +47,11 @@ impl Core {
             fx.spare_plan = plan;
             return;
         }
+        self.planned(plan, shape, fx);
+    }
+
+    /// A plan is made.
+    fn planned(&mut self, plan: StepPlan, shape: StepShape, fx: Fx<'_>) {
         self.next_step += 1;
         let memory = self.spare.pop().unwrap_or_default();
         self.in_flight.push_back(remember(&plan, shape, memory));
@@ -58,6 +66,7 @@ impl Core {
         plan.entries.clear();
         plan.samples.clear();
         plan.draft.clear();
+        plan.wanted.clear();
         plan
     }
 
@@ -117,13 +126,16 @@ impl Core {
             plan.samples.push(SeqId(slot));
             if draft > 0 {
                 seq.drafting = true;
+                let first = plan.draft.len();
                 plan.draft.extend(seq.draft.drain(..).take(draft as usize));
+                self.verifies(slot, &plan.draft[first..]);
             } else {
                 // One that did not fit is of no use behind the token that comes now.
                 seq.draft.clear();
+                self.verifies(slot, &[]);
             }
             if parted > 0 {
-                let request = seq.request;
+                let request = self.seqs[slot].request;
                 for choice in 1..=parted as usize {
                     let other = self.requests[request].seqs[choice];
                     let seq = &mut self.seqs[other];

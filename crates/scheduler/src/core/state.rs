@@ -7,7 +7,10 @@ use crate::{
     bill::Bill,
     effects::End,
     event::{Class, DraftNode, SessionUse},
+    speculation::{Speculate, ledger::Credit},
 };
+
+use super::speculate::Drafts;
 
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
@@ -82,6 +85,14 @@ pub(super) struct Seq {
     pub(super) rank: Rank,
     /// A draft for the next step.
     pub(super) draft: Vec<DraftNode>,
+    /// Which drafters it uses.
+    pub(super) speculate: Speculate,
+    /// Nodes of its drafts at most.
+    pub(super) max_draft: u32,
+    /// How far it is ahead of plain decoding.
+    pub(super) credit: Credit,
+    /// What is known of its drafts.
+    pub(super) drafts: Option<Box<Drafts>>,
     /// Moves that it waits for.
     pub(super) loads: u32,
     /// Whether one of them failed.
@@ -114,6 +125,7 @@ pub(super) struct Tally {
     pub(super) recomputed: u64,
     pub(super) drafts: u64,
     pub(super) accepted: u64,
+    pub(super) draft_ns: u64,
 }
 
 impl Seq {
@@ -166,6 +178,7 @@ impl Request {
         bill.recomputed_tokens += tally.recomputed;
         bill.draft_tokens += tally.drafts;
         bill.accepted_tokens += tally.accepted;
+        bill.draft_ns += tally.draft_ns;
         bill.step_share_ns += tally.ns;
         bill.bytes_share += tally.bytes;
     }

@@ -11,6 +11,7 @@ use crate::{
     effects::{End, Finished, Rejection, SeqOp},
     event::{Class, Keep, Submission},
     policy,
+    speculation::Speculate,
 };
 
 impl Core {
@@ -71,6 +72,12 @@ impl Core {
         seq.special = true;
         seq.follows = None;
         seq.lost = 0;
+        seq.speculate = submission.speculate;
+        seq.max_draft = submission.max_draft;
+        seq.credit = <_>::default();
+        seq.drafts = None;
+        seq.draft.clear();
+        self.speculation.on |= submission.speculate != Speculate::Off;
         seq.tokens.extend_from_slice(&submission.prompt);
         seq.stage = Stage::Waiting;
         fx.ops.push(SeqOp::Append { seq: SeqId(slot), tokens: submission.prompt });
@@ -194,6 +201,8 @@ impl Core {
         seq.tenant = source.tenant;
         seq.rank = Rank { choice, ..source.rank };
         seq.limit = source.limit;
+        seq.speculate = source.speculate;
+        seq.max_draft = source.max_draft;
         seq.planned = planned;
         seq.computed = source.computed.min(planned);
         seq.tokens.extend_from_slice(&source.tokens[..tokens as usize]);
@@ -319,6 +328,7 @@ impl Core {
         let prompt_tokens = r.prompt_end - r.base;
         self.policy.learn(prompt_tokens, (r.bill.output_tokens / u64::from(r.choices)) as u32);
         self.by_id.remove(&r.id);
+        self.speculation.learn_output(r.bill.output_tokens / u64::from(r.choices));
         if let Some(expires) = r.expires {
             self.expiries.remove(&(expires, r.id));
         }

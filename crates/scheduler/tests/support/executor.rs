@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use dunlin_kvcache::MoveId;
 use dunlin_scheduler::{
-    Commit, DraftNode, Effects, Event, Proposal, SampleEnd, SeqOp, StepOutcome, StepPlan,
+    Commit, DraftNode, DrafterKind, Effects, Event, Proposal, SampleEnd, SeqOp, StepOutcome,
+    StepPlan,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, Stream, Time};
 
@@ -219,6 +220,14 @@ impl NullExecutor {
             bytes: self.noise.next_below(10_000),
             ..StepOutcome::default()
         };
+        for wanted in &plan.wanted {
+            let mut nodes = self.draft(wanted.seq);
+            nodes.truncate(wanted.nodes as usize);
+            outcome.work.passes = outcome.work.passes.max(nodes.len() as u32);
+            outcome.work.tokens += nodes.len() as u32 + 1;
+            let (seq, drafter) = (wanted.seq, wanted.drafter);
+            outcome.proposals.push(Proposal { seq, drafter, nodes });
+        }
         let (mut samples, mut draft) = (plan.samples.as_slice(), plan.draft.as_slice());
         for (index, entry) in plan.entries.iter().enumerate() {
             let (own, rest) = samples.split_at(entry.samples as usize);
@@ -243,7 +252,8 @@ impl NullExecutor {
                 outcome.commits.push(commit);
                 if !fails && commit.end.is_none() && self.happens(self.rules.drafts) {
                     let nodes = self.draft(seq);
-                    outcome.proposals.push(Proposal { seq, nodes });
+                    let drafter = DrafterKind::Lookup;
+                    outcome.proposals.push(Proposal { seq, drafter, nodes });
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dunlin_engine::Speculate;
 use dunlin_executor::sampler::SamplingParams;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
@@ -119,6 +120,9 @@ macro_rules! request {
             pub logit_bias: Option<std::collections::BTreeMap<String, f32>>,
             /// The same seed gives the same answer.
             pub seed: Option<i64>,
+            /// Who drafts tokens for the model to verify: auto, off, lookup or draft. Changes how fast
+            /// the answer comes and nothing else; the server's own setting where it is missing.
+            pub speculate: Option<String>,
             /// False alone: text ends before what stopped it.
             pub include_stop_str_in_output: Option<serde_json::Value>,
             /// The same under another name, as routers send it.
@@ -172,6 +176,7 @@ macro_rules! request {
                     frequency_penalty: self.frequency_penalty,
                     logit_bias: self.logit_bias.take(),
                     seed: self.seed,
+                    speculate: self.speculate.take(),
                 }
             }
         }
@@ -198,6 +203,7 @@ pub struct Shared {
     pub frequency_penalty: Option<f32>,
     pub logit_bias: Option<BTreeMap<String, f32>>,
     pub seed: Option<i64>,
+    pub speculate: Option<String>,
 }
 
 impl Shared {
@@ -211,6 +217,7 @@ impl Shared {
         identity: &Identity,
         vocab_size: usize,
     ) -> Result<(), ApiError> {
+        request.speculate = speculate(self.speculate.as_deref())?;
         request.choices = self.n.unwrap_or(1);
         if !(1..=CHOICES).contains(&request.choices) {
             return Err(ApiError::field("n", format!("it must be from 1 to {CHOICES}")));
@@ -248,6 +255,16 @@ impl Shared {
         };
         check_sampling(&request.sampling, vocab_size)
     }
+}
+
+/// Who is asked to draft.
+///
+/// # Errors
+/// A name that is none.
+pub fn speculate(asked: Option<&str>) -> Result<Option<Speculate>, ApiError> {
+    let parse = |name: &str| name.parse::<Speculate>();
+    let parsed = asked.map(parse).transpose();
+    parsed.map_err(|error| ApiError::field("speculate", error.to_string()))
 }
 
 /// Checks sampling parameters, by their names on the wire.

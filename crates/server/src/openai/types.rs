@@ -59,6 +59,31 @@ pub struct UsageBody {
     pub total_tokens: usize,
     /// More about the prompt's.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// More about the generated ones, where any were drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// More about the tokens of an answer.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub struct CompletionTokensDetails {
+    /// Those that a drafter had proposed.
+    pub accepted_prediction_tokens: usize,
+    /// Tokens that a drafter proposed and the model did not choose.
+    pub rejected_prediction_tokens: usize,
+    /// What drafts change of the answer: `exact` is nothing.
+    pub speculation_contract: &'static str,
+}
+
+impl From<&Usage> for CompletionTokensDetails {
+    fn from(usage: &Usage) -> Self {
+        let (drafted, accepted) = (usage.drafted_tokens, usage.accepted_tokens);
+        Self {
+            accepted_prediction_tokens: accepted,
+            rejected_prediction_tokens: drafted.saturating_sub(accepted),
+            speculation_contract: "exact",
+        }
+    }
 }
 
 /// More about the tokens of a prompt.
@@ -75,6 +100,7 @@ impl From<&Usage> for UsageBody {
             completion_tokens: usage.output_tokens,
             total_tokens: usage.prompt_tokens + usage.output_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: (usage.drafted_tokens > 0).then(|| usage.into()),
         }
     }
 }

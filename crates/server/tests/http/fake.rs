@@ -100,6 +100,8 @@ pub fn usage(prompt_tokens: usize, cached_tokens: usize, output_tokens: usize) -
         prompt_tokens,
         cached_tokens,
         output_tokens,
+        drafted_tokens: 0,
+        accepted_tokens: 0,
         queue_ns: 1,
         prefill_ns: 20,
         decode_ns: 300,

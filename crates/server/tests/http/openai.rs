@@ -1,7 +1,8 @@
 //! OpenAI's protocol: exact bytes, and what is asked of the engine.
 
+use dunlin_engine::{DrafterKind, Speculate};
 use dunlin_executor::sampler::SamplingParams;
-use dunlin_server::service::{ChatEnding, Chunk, Finish, Input};
+use dunlin_server::service::{ChatEnding, Chunk, Finish, Input, Usage};
 use serde_json::json;
 
 use crate::fake::{Server, answer, end, logprobs, token, usage};
@@ -127,6 +128,33 @@ fn completion() {
     let asked = server.fake.asked();
     assert_eq!(asked.input, Input::Text("Hi".into()));
     assert_eq!(asked.max_tokens, Some(16));
+}
+
+#[test]
+fn drafts() {
+    let done = Chunk::Done(Usage {
+        prompt_tokens: 7,
+        output_tokens: 3,
+        drafted_tokens: 5,
+        accepted_tokens: 2,
+        ..Usage::default()
+    });
+    let server = Server::new().script(vec![token("x"), end(Finish::Length), done]);
+    let answer = server.post(TEXT, r#"{"prompt":"Hi","speculate":"lookup"}"#);
+    let details = r#""completion_tokens_details":{"accepted_prediction_tokens":2,"rejected_prediction_tokens":3,"speculation_contract":"exact"}"#;
+    assert!(answer.text().contains(details), "{}", answer.text());
+    let lookup = Speculate::Only(DrafterKind::Lookup);
+    assert_eq!(server.fake.asked().speculate, Some(lookup));
+    let metrics = server.get("/metrics").text();
+    for line in [
+        "vllm:spec_decode_num_draft_tokens_total{model_name=\"tiny\"} 5",
+        "vllm:spec_decode_num_accepted_tokens_total{model_name=\"tiny\"} 2",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    let answer = server.post(TEXT, r#"{"prompt":"Hi","speculate":"maybe"}"#);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("auto, off, lookup, draft or layers"), "{}", answer.text());
 }
 
 #[test]

@@ -18,9 +18,9 @@ use std::{
 use dunlin_costmodel::{Phase, SeqShape, StepShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
-    Commit, Core, DraftNode, Effects, End, Event, Finished, Keep, Proposal, SampleEnd, SeqOp,
-    SessionOp, SessionUse, StepOutcome, StepPlan, Submission, checker::CheckedCore,
-    policy::PolicyKind,
+    Commit, Core, DraftNode, DrafterKind, Effects, End, Event, Finished, Keep, Proposal, SampleEnd,
+    SeqOp, SessionOp, SessionUse, Speculate, StepOutcome, StepPlan, Submission,
+    checker::CheckedCore, policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, SessionId, Time};
 use dunlin_workload::stream_token;
@@ -302,6 +302,9 @@ impl Replica {
         let session = SessionId(active.job.number);
         if stage != Stage::Whole {
             submission.session = Some(SessionUse { session, keep: Keep::Prompt });
+        }
+        if self.spec.speculation.is_some() {
+            submission.speculate = Speculate::Auto;
         }
         submission.predicted_tokens = self.predicted(&active.job, wanted);
         submission.due = request.deadline_ns.map(|ns| active.job.ready.after(ns.get()));
@@ -771,7 +774,8 @@ fn propose(seq: SeqId, stream: u64, end: u32, speculation: &Speculation) -> Prop
         parent: if depth == 0 { DraftNode::ROOT } else { depth as u32 - 1 },
         confidence: chance,
     };
-    Proposal { seq, nodes: speculation.acceptance.iter().enumerate().map(node).collect() }
+    let nodes = speculation.acceptance.iter().enumerate().map(node).collect();
+    Proposal { seq, drafter: DrafterKind::Lookup, nodes }
 }
 
 /// Nanoseconds to move so many bytes, rounded up.

@@ -20,6 +20,7 @@ mod row;
 mod serve;
 mod session;
 mod setup;
+mod spec;
 mod summary;
 mod workload;
 
@@ -90,6 +91,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    #[command(flatten)]
+    spec: spec::SpecArgs,
+
     /// Be a process whose start or memory is measured.
     #[arg(long, hide = true)]
     child: Option<Child>,
@@ -108,6 +112,8 @@ enum Workload {
     Batch,
     /// Queries on a session that holds a long context, and a prompt beside decoders
     Session,
+    /// Answers of several kinds with drafts, against plain decoding
+    Spec,
 }
 
 impl Args {
@@ -138,6 +144,10 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         }
         Some(Workload::Session) => {
             session::run(&args.model, &path, args.scale, reps, args.json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Workload::Spec) => {
+            spec::run(&args.model, &args.spec, reps, args.json)?;
             return Ok(ExitCode::SUCCESS);
         }
         None => {}

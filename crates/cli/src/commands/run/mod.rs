@@ -160,6 +160,8 @@ impl OutputArgs {
             stop_tokens,
             stop_strings: self.stop.clone(),
             text: TextOptions { show_special: self.show_special, begins_text },
+            speculate: model.about.speculate,
+            max_draft: model.max_draft,
             ..Request::new(prompt, sampling, self.max_tokens)
         }
     }

@@ -1,0 +1,102 @@
+//! The flags of speculation.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use dunlin_engine::{
+    DrafterKind, MAX_DRAFT, Speculate,
+    drafter::{Drafter, VocabularyMap, model::ModelDrafter},
+};
+use dunlin_model::{CpuModel, LoadOptions, LoadedModel};
+use dunlin_tensor::Backend as _;
+use dunlin_tokenizer::Tokenizer;
+
+use crate::outcome::unusable;
+
+/// Who drafts, and how much.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Speculation")]
+pub struct SpeculateArgs {
+    /// Who drafts tokens for the model to verify, which changes none of them: lookup (what followed
+    /// the same tokens earlier in prompt and answer), draft (--draft-model), layers (the model without
+    /// some of its layers), auto (lookup or draft, whichever pays), or off
+    #[arg(long, env = "DUNLIN_SPECULATE", default_value = "auto", value_name = "WHO")]
+    pub speculate: Speculate,
+
+    /// A smaller model that drafts, best of the same family
+    #[arg(long, env = "DUNLIN_DRAFT_MODEL", value_name = "FILE")]
+    pub draft_model: Option<PathBuf>,
+
+    /// Draft tokens of an answer that a step verifies at most
+    #[arg(long, env = "DUNLIN_SPECULATE_MAX", default_value_t = MAX_DRAFT, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=256))]
+    pub speculate_max: u32,
+}
+
+impl SpeculateArgs {
+    /// The drafters that these flags name, for the model at `path` and its tokenizer; KV for as many tokens as
+    /// the model has is theirs at most.
+    ///
+    /// # Errors
+    /// A draft model that cannot be loaded, or whose vocabulary is another.
+    pub fn drafters(
+        &self,
+        path: &Path,
+        model: &CpuModel,
+        tokenizer: &Tokenizer,
+        options: &LoadOptions,
+    ) -> anyhow::Result<Vec<Box<dyn Drafter>>> {
+        let own = LoadOptions {
+            context: None,
+            kv_tokens: Some(model.block_count() * model.block_tokens()),
+            team: Some(model.team().clone()),
+            ..options.clone()
+        };
+        if self.speculate == Speculate::Only(DrafterKind::Layers) {
+            let layers = model.spec().layers.len();
+            let own = LoadOptions {
+                context: options.context,
+                skip_layers: skipped_layers(layers),
+                ..own
+            };
+            let drafting = dunlin_model::load(path, &own).context("cannot load the model again")?;
+            let vocabulary = VocabularyMap::identity(model.spec().vocab_size as u32);
+            let kind = DrafterKind::Layers;
+            let drafter = ModelDrafter::of_kind(kind, drafting.backend, vocabulary);
+            return Ok(vec![Box::new(drafter)]);
+        }
+        let wants_model = self.speculate == Speculate::Only(DrafterKind::Model);
+        if wants_model && self.draft_model.is_none() {
+            return Err(unusable("--speculate draft needs a --draft-model"));
+        }
+        let Some(path) = self.draft_model.as_ref().filter(|_| self.speculate != Speculate::Off)
+        else {
+            return Ok(Vec::new());
+        };
+        let LoadedModel { backend, tokenizer: spelling, .. } = dunlin_model::load(path, &own)
+            .with_context(|| format!("cannot load the draft model {}", path.display()))?;
+        let vocabulary = VocabularyMap::new(tokenizer, &spelling).map_err(unusable)?;
+        Ok(vec![Box::new(ModelDrafter::new(backend, vocabulary))])
+    }
+}
+
+/// The layers that a model drafts without: every other one of its middle. Those at both ends matter
+/// most (as SWIFT and others found).
+fn skipped_layers(layers: usize) -> Vec<usize> {
+    (layers / 5 + 1..layers - layers.min(2 + layers / 8)).step_by(2).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_and_the_last_layers_stay() {
+        assert_eq!(skipped_layers(28), (6..23).step_by(2).collect::<Vec<_>>());
+        for layers in 1..64 {
+            let skipped = skipped_layers(layers);
+            assert!(!skipped.contains(&0) && !skipped.contains(&(layers - 1)));
+            assert!(skipped.len() * 2 <= layers);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Speculation on machines of known costs, with drafters that are right, wrong, or anything between:
+//! nobody is slower than plain decoding by more than 3%, and where drafts are good they pay.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use dunlin_kvcache::{CacheConfig, EvictionKind};
+use dunlin_scheduler::{
+    CONFIDENCE_ONE, Commit, CoreConfig, DraftNode, DraftWanted, DrafterKind, Effects, Event,
+    Proposal, SeqOp, Speculate, SpeculationConfig, StepKind, StepOutcome, StepPlan, Submission,
+    checker::CheckedCore,
+};
+use dunlin_units::{RequestId, SeedTree, SeqId, Stream, Time};
+use support::namespace;
+
+/// What a machine's steps take, in microseconds.
+#[derive(Debug, Clone, Copy)]
+struct Machine {
+    step: f64,
+    column: f64,
+    /// More for each group of eight columns begun.
+    group: f64,
+    /// A pass of the draft model, and each token in it.
+    pass: f64,
+    pass_token: f64,
+    /// Of each step's time, up to this share more, at random.
+    noise: f64,
+}
+
+/// A 1.5B model on two cores, and a draft model of a third of its size.
+const DENSE: Machine =
+    Machine { step: 22e3, column: 900.0, group: 9e3, pass: 8e3, pass_token: 900.0, noise: 0.02 };
+/// Columns cost nearly what steps do: compute is what limits.
+const COMPUTE_BOUND: Machine =
+    Machine { step: 4e3, column: 18e3, group: 0.0, pass: 7e3, pass_token: 5e3, noise: 0.02 };
+
+impl Machine {
+    fn verify(&self, columns: u32) -> f64 {
+        let groups = columns.saturating_sub(1) / 8;
+        self.step + self.column * f64::from(columns) + self.group * f64::from(groups)
+    }
+}
+
+/// How a drafter does: the probability that its next token is right, at this token of the answer and
+/// this depth of the draft; and how sure it claims to be.
+#[derive(Clone, Copy)]
+struct Skill {
+    right: fn(request: u64, at: u32, depth: u32) -> f64,
+    sure: f64,
+}
+
+const WRONG: Skill = Skill { right: |_, _, _| 0.0, sure: 0.95 };
+const GOOD: Skill = Skill { right: |_, _, _| 0.95, sure: 0.95 };
+const FAIR: Skill = Skill { right: |_, _, _| 0.7, sure: 0.7 };
+/// Right for a hundred tokens, then wrong.
+const TURNS: Skill = Skill { right: |_, at, _| if at < 100 { 0.98 } else { 0.0 }, sure: 0.95 };
+/// Right and wrong by turns of forty tokens.
+const ALTERNATES: Skill =
+    Skill { right: |_, at, _| if at / 40 % 2 == 0 { 0.98 } else { 0.0 }, sure: 0.95 };
+/// The first token is right, and nothing after it.
+const BAIT: Skill = Skill { right: |_, _, depth| if depth == 0 { 1.0 } else { 0.0 }, sure: 0.95 };
+/// For some requests only.
+const SOME: Skill = Skill { right: |r, _, _| if r % 2 == 0 { 0.97 } else { 0.0 }, sure: 0.9 };
+
+const PROMPT: u32 = 64;
+
+/// Requests on a machine, with drafters of these skills.
+struct Run {
+    machine: Machine,
+    lookup: Option<Skill>,
+    model: Option<Skill>,
+    core: CheckedCore,
+    random: Stream,
+    now_us: f64,
+    seqs: BTreeMap<u32, (RequestId, u32)>,
+    /// When a request got its first token and its last, and how many it got.
+    times: BTreeMap<RequestId, (f64, f64, u32)>,
+}
+
+fn token(request: RequestId, position: u32) -> u32 {
+    (support::mix(&[request.0, u64::from(position)]) % 50_000) as u32
+}
+
+impl Run {
+    fn new(machine: Machine, lookup: Option<Skill>, model: Option<Skill>, seed: u64) -> Self {
+        let cache = CacheConfig {
+            block_tokens: 16,
+            block_count: 4096,
+            disk_slots: 0,
+            eviction: EvictionKind::Lru,
+            prefix_cache: false,
+            hash_seed: 0,
+        };
+        let mut config = CoreConfig::new(cache, 512);
+        let permille = (machine.pass / machine.verify(1) * 1e3) as u32;
+        config.speculation = SpeculationConfig {
+            drafters: model.map(|_| (DrafterKind::Model, permille)).into_iter().collect(),
+            ..SpeculationConfig::default()
+        };
+        Self {
+            machine,
+            lookup,
+            model,
+            core: CheckedCore::new(config).unwrap(),
+            random: SeedTree::root(seed).child("speculation").stream(),
+            now_us: 0.0,
+            seqs: BTreeMap::new(),
+            times: BTreeMap::new(),
+        }
+    }
+
+    fn unit(&mut self) -> f64 {
+        self.random.next_below(1 << 20) as f64 / f64::from(1 << 20)
+    }
+
+    /// Runs `count` requests for so many tokens each; the microseconds a token of each of them.
+    fn run(&mut self, first: u64, count: u64, tokens: u32, speculate: Speculate) -> Vec<f64> {
+        let mut events: Vec<Event> = (first..first + count)
+            .map(|id| {
+                let prompt: Vec<u32> =
+                    (0..PROMPT).map(|i| token(RequestId(id + 1000), i)).collect();
+                let mut s = Submission::new(RequestId(id), namespace(0), prompt, tokens);
+                s.speculate = speculate;
+                Event::Submit(Box::new(s))
+            })
+            .collect();
+        let mut effects = Effects::default();
+        loop {
+            let now = Time((self.now_us * 1e3) as u64);
+            self.core.advance(now, &mut events, &mut effects).unwrap();
+            for op in &effects.ops {
+                match *op {
+                    SeqOp::Start { seq, request, .. } => {
+                        self.seqs.insert(seq.0, (request.unwrap(), 0));
+                    }
+                    SeqOp::Append { seq, ref tokens } => {
+                        self.seqs.get_mut(&seq.0).unwrap().1 += tokens.len() as u32;
+                    }
+                    _ => {}
+                }
+            }
+            for output in &effects.outputs {
+                let at = self.now_us;
+                let time = self.times.entry(output.request).or_insert((at, at, 0));
+                (time.1, time.2) = (at, time.2 + 1);
+            }
+            let Some(plan) = effects.plan.take() else { break };
+            events.push(Event::StepDone(Box::new(self.step(&plan))));
+        }
+        let per_token = |id| {
+            let (from, to, count) = self.times[&RequestId(id)];
+            (to - from) / f64::from(count - 1)
+        };
+        (first..first + count).map(per_token).collect()
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> StepOutcome {
+        let mut outcome = StepOutcome { step: plan.step, ..StepOutcome::default() };
+        let us = if plan.kind == StepKind::Draft {
+            self.draft(plan, &mut outcome)
+        } else {
+            self.verify(plan, &mut outcome)
+        };
+        let us = us * (1.0 + self.machine.noise * self.unit());
+        self.now_us += us;
+        outcome.duration_ns = (us * 1e3) as u64;
+        outcome
+    }
+
+    fn draft(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> f64 {
+        let skill = self.model.expect("there is one");
+        for &DraftWanted { seq, drafter, nodes, stop_below, context } in &plan.wanted {
+            let mut all = 1.0;
+            let most = (1..=nodes).take_while(|_| {
+                all *= skill.sure;
+                all * f64::from(CONFIDENCE_ONE) >= f64::from(stop_below)
+            });
+            let nodes = self.nodes(seq, (most.count() as u32).max(1), skill);
+            outcome.work.passes = outcome.work.passes.max(nodes.len() as u32);
+            // What it sees for the first time, at least.
+            let known = self.seqs[&seq.0].1 > PROMPT + 1;
+            outcome.work.tokens += nodes.len() as u32 + if known { 1 } else { context.min(PROMPT) };
+            outcome.proposals.push(Proposal { seq, drafter, nodes });
+        }
+        let work = outcome.work;
+        self.machine.pass * f64::from(work.passes)
+            + self.machine.pass_token * f64::from(work.tokens)
+    }
+
+    fn verify(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> f64 {
+        let mut draft = plan.draft.as_slice();
+        let mut columns = 0;
+        for entry in &plan.entries {
+            let (nodes, rest) = draft.split_at(entry.draft as usize);
+            draft = rest;
+            columns += entry.tokens + entry.draft;
+            if entry.samples == 0 {
+                continue;
+            }
+            let (request, length) = self.seqs[&entry.seq.0];
+            let mut gained = 0;
+            loop {
+                let right = token(request, length + gained);
+                outcome.tokens.push(right);
+                gained += 1;
+                if nodes.get(gained as usize - 1).is_none_or(|n| n.token != right) {
+                    break;
+                }
+            }
+            outcome.commits.push(Commit { tokens: gained, end: None });
+            self.seqs.get_mut(&entry.seq.0).unwrap().1 += gained;
+            if let Some(skill) = self.lookup {
+                let nodes = self.nodes(entry.seq, 31, skill);
+                let drafter = DrafterKind::Lookup;
+                outcome.proposals.push(Proposal { seq: entry.seq, drafter, nodes });
+            }
+        }
+        self.machine.verify(columns)
+    }
+
+    fn nodes(&mut self, seq: SeqId, count: u32, skill: Skill) -> Vec<DraftNode> {
+        let (request, length) = self.seqs[&seq.0];
+        (0..count)
+            .map(|depth| {
+                let right = token(request, length + depth);
+                let is = self.unit() < (skill.right)(request.0, length + depth - PROMPT, depth);
+                DraftNode {
+                    token: if is { right } else { right + 1 },
+                    parent: depth.checked_sub(1).unwrap_or(DraftNode::ROOT),
+                    confidence: (skill.sure * f64::from(CONFIDENCE_ONE)) as u32,
+                }
+            })
+            .collect()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Ratios of plain to speculative time a token, of all requests of a few rounds, in order.
+fn speedups(
+    machine: Machine,
+    lookup: Option<Skill>,
+    model: Option<Skill>,
+    batch: u64,
+    seed: u64,
+) -> Vec<f64> {
+    let mut run = Run::new(machine, lookup, model, seed);
+    let plain = run.run(1_000_000, batch, 250, Speculate::Off);
+    let plain = median(plain);
+    let mut all = Vec::new();
+    for round in 0..3 {
+        let times = run.run(round * batch, batch, 250, Speculate::Auto);
+        all.extend(times.iter().map(|time| plain / time));
+    }
+    if std::env::var_os("DUNLIN_TRACE").is_some() {
+        eprintln!("{:?}", run.core.core.speculation());
+    }
+    all
+}
+
+#[test]
+fn nobody_is_slower_whoever_drafts() {
+    let mut seed = 0;
+    for (name, skill) in [
+        ("wrong", WRONG),
+        ("turns", TURNS),
+        ("alternates", ALTERNATES),
+        ("bait", BAIT),
+        ("fair", FAIR),
+        ("some", SOME),
+    ] {
+        for machine in [DENSE, COMPUTE_BOUND] {
+            for batch in [1, 2, 4, 8, 16] {
+                for (lookup, model) in
+                    [(Some(skill), None), (None, Some(skill)), (Some(skill), Some(WRONG))]
+                {
+                    seed += 1;
+                    let all = speedups(machine, lookup, model, batch, seed);
+                    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+                    let what = format!(
+                        "{name}, batch {batch}, lookup {}, model {}, {machine:?} (seed {seed})",
+                        lookup.is_some(),
+                        model.is_some()
+                    );
+                    assert!(median(all.clone()) >= 0.97, "{what}: {all:?}");
+                    assert!(least >= 0.95, "{what}: {all:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn good_drafts_pay() {
+    for (lookup, model, batch, wanted) in [
+        (Some(GOOD), None, 1, 4.0),
+        (Some(GOOD), None, 4, 1.8),
+        (None, Some(GOOD), 1, 1.4),
+        (Some(GOOD), Some(WRONG), 1, 4.0),
+        (Some(WRONG), Some(GOOD), 1, 1.35),
+    ] {
+        let all = speedups(DENSE, lookup, model, batch, 7);
+        let found = median(all.clone());
+        assert!(found >= wanted, "batch {batch}, {wanted}: {found} {all:?}");
+    }
+}
