@@ -7,7 +7,7 @@ use std::time::Instant;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let number = |i: usize, usual| args.get(i).map_or(usual, |a| a.parse().unwrap());
+    let number = |i: usize, usual: usize| args.get(i).map_or(usual, |a| a.parse().unwrap());
     let (prefix, most) = (number(2, 300), number(4, 24));
     let options = LoadOptions {
         threads: args.get(3).map(|t| t.parse().unwrap()),

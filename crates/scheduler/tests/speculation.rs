@@ -1,18 +1,15 @@
 //! Speculation on machines of known costs, with drafters that are right, wrong, or anything between:
 //! nobody is slower than plain decoding by more than 3%, and where drafts are good they pay.
 
-mod support;
-
 use std::collections::BTreeMap;
 
-use dunlin_kvcache::{CacheConfig, EvictionKind};
+use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace};
 use dunlin_scheduler::{
     CONFIDENCE_ONE, Commit, CoreConfig, DraftNode, DraftWanted, DrafterKind, Effects, Event,
     Proposal, SeqOp, Speculate, SpeculationConfig, StepKind, StepOutcome, StepPlan, Submission,
     checker::CheckedCore,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, Stream, Time};
-use support::namespace;
 
 /// What a machine's steps take, in microseconds.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +76,8 @@ struct Run {
 }
 
 fn token(request: RequestId, position: u32) -> u32 {
-    (support::mix(&[request.0, u64::from(position)]) % 50_000) as u32
+    let mixed = (request.0 << 32 | u64::from(position)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 32) as u32 % 50_000
 }
 
 impl Run {
@@ -120,7 +118,7 @@ impl Run {
             .map(|id| {
                 let prompt: Vec<u32> =
                     (0..PROMPT).map(|i| token(RequestId(id + 1000), i)).collect();
-                let mut s = Submission::new(RequestId(id), namespace(0), prompt, tokens);
+                let mut s = Submission::new(RequestId(id), Namespace::default(), prompt, tokens);
                 s.speculate = speculate;
                 Event::Submit(Box::new(s))
             })

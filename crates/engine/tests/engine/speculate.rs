@@ -116,7 +116,9 @@ fn a_request_that_is_cancelled_leaves_no_draft_behind() {
     let mut engine = open(500, DraftControl::Fixed, None);
     let requests = requests(9, Speculate::Auto);
     let cancel = requests[3].cancel.clone();
-    requests.iter().for_each(|r| drop(engine.submit(r.clone()).unwrap()));
+    for request in &requests {
+        engine.submit(request.clone()).unwrap();
+    }
     let mut seen = 0;
     engine.run(|event| {
         if let dunlin_engine::Event::Token { .. } = event {

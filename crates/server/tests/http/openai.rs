@@ -145,7 +145,8 @@ fn drafts() {
     assert!(answer.text().contains(details), "{}", answer.text());
     let lookup = Speculate::Only(DrafterKind::Lookup);
     assert_eq!(server.fake.asked().speculate, Some(lookup));
-    let metrics = server.get("/metrics").text();
+    let metrics = server.get("/metrics");
+    let metrics = metrics.text();
     for line in [
         "vllm:spec_decode_num_draft_tokens_total{model_name=\"tiny\"} 5",
         "vllm:spec_decode_num_accepted_tokens_total{model_name=\"tiny\"} 2",
