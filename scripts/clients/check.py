@@ -1,13 +1,19 @@
 """The official clients against a server: check.py URL KEY MODEL. Exits with 1 at the first surprise."""
 
 import asyncio
+import json
+import re
 import sys
 import time
 import urllib.request
 
+from typing import Literal
+
 import anthropic
+import jsonschema
 import ollama
 import openai
+import pydantic
 
 URL, KEY, MODEL = sys.argv[1:]
 ASK = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -104,8 +110,15 @@ def check_openai():
     error = raises(openai.NotFoundError, lambda: create(model="other", messages=ASK), "model")
     assert error.code == "model_not_found"
     raises(openai.BadRequestError, lambda: create(model=MODEL, messages=[{"role": "user", "content": "a " * 3000}]), "context")
-    raises(openai.BadRequestError, lambda: create(model=MODEL, messages=ASK, response_format={"type": "json_object"}), "response_format")
-    raises(openai.APIStatusError, lambda: client.embeddings.create(model=MODEL, input="a"), "not implemented")
+    bad = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strang"}}}
+    error = raises(openai.BadRequestError, lambda: create(model=MODEL, messages=ASK, response_format=bad), "cannot be used")
+    assert error.param == "response_format.json_schema.schema"
+
+    # The client asks for base64 and makes floats of it.
+    vectors = [d.embedding for d in client.embeddings.create(model=MODEL, input=["A cat.", "A dog."]).data]
+    again = client.embeddings.create(model=MODEL, input="A dog.", encoding_format="float").data[0].embedding
+    assert all(abs(sum(x * x for x in vector) - 1) < 1e-5 for vector in vectors)
+    assert len(again) == len(vectors[1]) and max(abs(a - b) for a, b in zip(again, vectors[1])) < 1e-9
     stranger = openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0)
     raises(openai.AuthenticationError, stranger.models.list, "API key")
 
@@ -169,7 +182,7 @@ def check_ollama():
     assert [model.model for model in client.list().models] == [MODEL]
     assert client.ps().models[0].model == MODEL
     shown = client.show(MODEL)
-    assert shown.details.family == "llama" and "completion" in shown.capabilities
+    assert shown.details.family in ("llama", "qwen2") and "completion" in shown.capabilities
     options = {"temperature": 0, "num_predict": 24, "repeat_penalty": 1}
     whole = client.chat(model=MODEL, messages=ASK, options=options)
     assert "Paris" in whole.message.content and whole.done
@@ -190,8 +203,110 @@ def check_ollama():
     becomes_idle()
 
 
+class Person(pydantic.BaseModel):
+    """The form that answers must have."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = pydantic.Field(max_length=24)
+    age: int = pydantic.Field(ge=0, le=150)
+    tags: list[Literal["tall", "kind", "old"]] = pydantic.Field(min_length=1, max_length=3)
+
+
+def check_forms():
+    """Whatever the model would say, what comes is of the form."""
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    ask = [{"role": "user", "content": "Describe a person that you make up."}]
+    schema = Person.model_json_schema()
+    for seed in range(3):
+        settings = dict(model=MODEL, messages=ask, temperature=1.3, seed=seed, max_tokens=300)
+        parsed = client.chat.completions.parse(**settings, response_format=Person)
+        assert isinstance(parsed.choices[0].message.parsed, Person), parsed
+        wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        several = client.chat.completions.create(**settings, n=3, response_format=wanted)
+        for choice in several.choices:
+            jsonschema.validate(json.loads(choice.message.content), schema)
+            assert choice.finish_reason == "stop"
+        parts = client.chat.completions.create(**settings, response_format=wanted, stream=True)
+        text = "".join(c.choices[0].delta.content or "" for c in parts if c.choices)
+        assert text == several.choices[0].message.content, "streamed, it is the same"
+        extra = {"structured_outputs": {"regex": r"\d{3}-\d{4}"}}
+        number = client.chat.completions.create(**settings, extra_body=extra).choices[0].message.content
+        assert re.fullmatch(r"\d{3}-\d{4}", number), number
+    response = client.responses.parse(model=MODEL, input=ask, max_output_tokens=300, text_format=Person)
+    assert isinstance(response.output_parsed, Person), response
+    any_object = client.chat.completions.create(
+        model=MODEL, messages=ask, max_tokens=400, temperature=0, response_format={"type": "json_object"})
+    if any_object.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(any_object.choices[0].message.content), dict)
+    local = ollama.Client(host=URL, headers={"Authorization": f"Bearer {KEY}"})
+    said = local.chat(model=MODEL, messages=ask, format=schema, options={"num_predict": 300})
+    Person.model_validate_json(said.message.content)
+    said = local.generate(model=MODEL, prompt="A person.", format=schema, options={"num_predict": 300})
+    Person.model_validate_json(said.response)
+
+
+def check_tools():
+    """Calls of tools, where the model's template knows them."""
+    local = ollama.Client(host=URL, headers={"Authorization": f"Bearer {KEY}"})
+    if "tools" not in local.show(MODEL).capabilities:
+        return "no tools in the model's template"
+    parameters = {
+        "type": "object", "required": ["city", "days"], "additionalProperties": False,
+        "properties": {"city": {"type": "string", "maxLength": 30},
+                       "days": {"type": "integer", "minimum": 1, "maximum": 14}},
+    }
+    weather = {"name": "weather", "description": "The weather of the next days", "parameters": parameters}
+    other = {"name": "remember", "parameters": {
+        "type": "object", "required": ["fact"], "additionalProperties": False,
+        "properties": {"fact": {"type": "string", "maxLength": 60}}}}
+    tools = [{"type": "function", "function": function} for function in (weather, other)]
+    schemas = {function["name"]: function["parameters"] for function in (weather, other)}
+    ask = [{"role": "user", "content": "How will the weather be in Oslo in the next 3 days?"}]
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    named = {"type": "function", "function": {"name": "weather"}}
+    for seed in range(3):
+        settings = dict(model=MODEL, messages=ask, tools=tools, temperature=1, seed=seed, max_tokens=700)
+        for choice in ("required", named):
+            answer = client.chat.completions.create(**settings, tool_choice=choice).choices[0]
+            calls = answer.message.tool_calls
+            assert calls and answer.finish_reason == "tool_calls", answer
+            assert choice == "required" or [c.function.name for c in calls] == ["weather"], calls
+            for call in calls:
+                jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+        parts = client.chat.completions.create(**settings, tool_choice=named, stream=True)
+        deltas = [c.choices[0].delta.tool_calls for c in parts if c.choices and c.choices[0].delta.tool_calls]
+        jsonschema.validate(json.loads(deltas[0][0].function.arguments), parameters)
+    # Of its own will the model may call or speak; what it calls with is JSON.
+    free = client.chat.completions.create(**{**settings, "temperature": 0}).choices[0].message
+    for call in free.tool_calls or []:
+        json.loads(call.function.arguments)
+    # The result of a call is told, and the conversation goes on.
+    call = client.chat.completions.create(**{**settings, "temperature": 0}, tool_choice=named).choices[0].message
+    told = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny, 21 degrees"}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ask + [call, told], tools=tools, tool_choice="none", temperature=0, max_tokens=60)
+    assert answer.choices[0].message.content, answer
+    flat = [{"type": "function", **function} for function in (weather, other)]
+    response = client.responses.create(
+        model=MODEL, input=ask, tools=flat, tool_choice={"type": "function", "name": "weather"})
+    made = [item for item in response.output if item.type == "function_call"]
+    jsonschema.validate(json.loads(made[0].arguments), parameters)
+    claude = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
+    described = [{"name": f["name"], "input_schema": f["parameters"]} for f in (weather, other)]
+    for choice in ({"type": "tool", "name": "weather"}, {"type": "any"}):
+        answer = claude.messages.create(
+            model=MODEL, max_tokens=700, messages=ask, tools=described, tool_choice=choice)
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        assert uses and answer.stop_reason == "tool_use", answer
+        for use in uses:
+            jsonschema.validate(use.input, schemas[use.name])
+    return "tools"
+
+
 check_openai()
 asyncio.run(check_openai_at_once())
 check_anthropic()
 check_ollama()
-print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, ollama: all as expected")
+check_forms()
+tools = check_tools()
+print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, ollama: all as expected ({tools})")

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use dunlin_engine::DiskTierConfig;
-use dunlin_kvcache::EvictionKind;
+use dunlin_kvcache::{EvictionKind, TenantId};
 use dunlin_scheduler::{Chunking, SwapCost, policy::PolicyKind};
 
 use crate::speculate_args::SpeculateArgs;
@@ -24,7 +25,7 @@ pub struct EngineArgs {
     pub eviction: EvictionKind,
 
     /// Compute every prompt from its first token, whatever other prompts began alike
-    #[arg(long)]
+    #[arg(long, env = "DUNLIN_NO_PREFIX_CACHE", value_parser = FalseyValueParser::new())]
     pub no_prefix_cache: bool,
 
     /// How much of long prompts a step takes beside those that generate: full, a number of tokens, or
@@ -43,11 +44,15 @@ pub struct EngineArgs {
     pub kv_folder_mib: u64,
 
     /// Record every decision of the scheduler in this file, for `dunlin replay`
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, env = "DUNLIN_RECORD", value_name = "PATH")]
     pub record: Option<PathBuf>,
 
     #[command(flatten)]
     pub speculation: SpeculateArgs,
+
+    /// KV tokens that tenants may hold.
+    #[arg(skip)]
+    pub budgets: Vec<(TenantId, u64)>,
 }
 
 impl EngineArgs {

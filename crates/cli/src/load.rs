@@ -7,7 +7,7 @@ use dunlin_engine::{Engine, EngineConfig, ModelIdentity};
 use dunlin_kernels_cpu::kv::BLOCK_TOKENS;
 use dunlin_model::{LoadOptions, LoadedModel, ModelError};
 use dunlin_tensor::Backend;
-use dunlin_tokenizer::{ChatTemplate, Tokenizer};
+use dunlin_tokenizer::{ChatTemplate, Tokenizer, grammar::Grammar};
 use serde_json::Value;
 
 use crate::{
@@ -25,6 +25,8 @@ pub struct Model {
     template: Option<String>,
     /// The template, compiled at its first use.
     compiled: Option<ChatTemplate>,
+    /// What answers must be.
+    pub grammar: Option<Grammar>,
     /// The model file's name.
     pub name: String,
     /// Draft tokens of a request that a step verifies at most.
@@ -105,6 +107,11 @@ pub fn model(
         chunking: settings.chunking.unwrap_or_default(),
         disk: settings.disk(backend.block_bytes()),
         record: settings.record.clone(),
+        budgets: settings
+            .budgets
+            .iter()
+            .map(|&(tenant, tokens)| (tenant, tokens.div_ceil(BLOCK_TOKENS as u64)))
+            .collect(),
         ..EngineConfig::new(context)
     };
     let SpeculateArgs { speculate, speculate_max, .. } = settings.speculation;
@@ -116,6 +123,7 @@ pub fn model(
         tokenizer,
         template,
         compiled: None,
+        grammar: None,
         name,
         about: About {
             activations: args.activations,

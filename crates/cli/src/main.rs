@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod config_file;
 mod engine_args;
 mod flags;
 mod interrupt;
@@ -40,6 +41,8 @@ fn command_line() -> clap::Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(flags::expand_long_shorts(std::env::args_os()));
-    outcome::exit_code(cli.command.run())
+    let args = flags::expand_long_shorts(std::env::args_os());
+    let ran = config_file::expand(args, &command_line())
+        .and_then(|args| Cli::parse_from(args).command.run());
+    outcome::exit_code(ran)
 }

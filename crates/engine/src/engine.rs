@@ -5,7 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dunlin_executor::{Executor, GenerationParams, drafter::Drafter, text::ChoiceText};
+use dunlin_executor::{
+    Executor, GenerationParams,
+    drafter::Drafter,
+    text::{ChoiceText, TextOptions},
+};
 use dunlin_scheduler::{
     Core, Effects, Event as CoreEvent, Finished, Keep, Load, Output, SeqOp, StepKind, StepOutcome,
     StepPlan, Submission,
@@ -221,8 +225,11 @@ impl<B: Backend> Engine<B> {
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let extends = request.session.filter(|u| u.keep != Keep::Nothing).map(|u| u.session);
+        // A grammar is of all of the text, a space in front included.
+        let begins_text = request.text.begins_text && request.grammar.is_none();
+        let text = TextOptions { begins_text, ..request.text };
         let params = GenerationParams {
-            text: ChoiceText::new(self.tokenizer.as_ref(), &request.stop_strings, request.text),
+            text: ChoiceText::new(self.tokenizer.as_ref(), &request.stop_strings, text),
             choices: request.choices,
             max_tokens,
             stop_tokens: request.stop_tokens,
@@ -230,6 +237,8 @@ impl<B: Backend> Engine<B> {
             speculate: request.speculate,
             max_draft: request.max_draft,
             sampling: request.sampling,
+            grammar: request.grammar,
+            hidden: request.hidden,
         };
         self.executor.register(id, params);
         let job = Job {

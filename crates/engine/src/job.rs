@@ -63,6 +63,7 @@ impl Job {
                 finish: Finish::new(end, choice.end, self.ends_at_context),
                 text: choice.text.into_text(),
                 token_ids: choice.tokens,
+                hidden: choice.hidden,
                 logprobs: self.wants_logprobs.then_some(choice.logprobs),
             }
         });

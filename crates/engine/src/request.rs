@@ -12,6 +12,7 @@ use dunlin_executor::{
 };
 use dunlin_kvcache::TenantId;
 use dunlin_scheduler::{Class, End, MAX_DRAFT, Rejection, SessionUse, Speculate};
+use dunlin_tokenizer::grammar::Grammar;
 use dunlin_units::RequestId;
 
 use crate::bill::Bill;
@@ -69,6 +70,11 @@ pub struct Request {
     pub stop_strings: Vec<String>,
     /// How tokens become text.
     pub text: TextOptions,
+    /// What the text of each choice must be, compiled for this model's vocabulary. A choice ends
+    /// where its text is complete and nothing can follow.
+    pub grammar: Option<Grammar>,
+    /// The final hidden state of the prompt's last token is wanted, as [`Choice::hidden`].
+    pub hidden: bool,
     /// Log-probabilities, with this many best alternatives for each token.
     pub logprobs: Option<usize>,
     /// Stops the request.
@@ -104,6 +110,8 @@ impl Request {
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
             text: TextOptions::default(),
+            grammar: None,
+            hidden: false,
             logprobs: None,
             cancel: CancelFlag::new(),
             tenant: TenantId(0),
@@ -190,6 +198,8 @@ pub enum Finish {
     StopToken(u32),
     /// A stop string appeared: its index in [`Request::stop_strings`].
     StopString(usize),
+    /// The text is what the grammar wants, and nothing can follow.
+    Complete,
     /// `max_tokens` was reached.
     MaxTokens,
     /// The context is full.
@@ -218,6 +228,7 @@ impl Finish {
             (End::Clipped, _) => Self::Clipped,
             (_, Some(ChoiceEnd::StopToken(token))) => Self::StopToken(token),
             (_, Some(ChoiceEnd::StopString(which))) => Self::StopString(which),
+            (_, Some(ChoiceEnd::Complete)) => Self::Complete,
             (_, Some(ChoiceEnd::Unsampleable(error))) => Self::Unsampleable(error),
             (_, Some(ChoiceEnd::BackendFailed(message))) => Self::BackendFailed(message),
             (End::Error, _) => Self::BackendFailed("the step failed".into()),
@@ -229,7 +240,7 @@ impl Finish {
     /// OpenAI's name for it ("error" where it has none).
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::StopToken(_) | Self::StopString(_) | Self::Complete => "stop",
             Self::MaxTokens | Self::ContextFull | Self::Clipped => "length",
             Self::Cancelled => "cancelled",
             Self::Expired => "expired",
@@ -257,6 +268,9 @@ pub struct Choice {
     pub text: String,
     /// One entry a token, where they were asked for.
     pub logprobs: Option<Vec<PositionLogprobs>>,
+    /// The final hidden state of the prompt's last token, `[d_model]`, where it was asked for and
+    /// the backend has it.
+    pub hidden: Option<Vec<f32>>,
     /// Why it ended.
     pub finish: Finish,
 }

@@ -265,7 +265,7 @@ impl<B: Backend + 'static> EngineHandle<B> {
         let sink = move |event| {
             let _ = events.send(event);
         };
-        let submitted = self.watch_with(cancel.clone(), sink, submit)?;
+        let submitted = self.watch_to(cancel.clone(), sink, submit)?;
         let epitaph = self.epitaph.clone();
         Ok(submitted.map(|id| RequestHandle {
             id,
@@ -288,10 +288,14 @@ impl<B: Backend + 'static> EngineHandle<B> {
     ) -> Result<RequestId, SubmitError> {
         let cancel = request.cancel.clone();
         let submit = move |engine: &mut Engine<B>| engine.submit(request);
-        self.watch_with(cancel, sink, submit)?.map_err(SubmitError::Request)
+        self.watch_to(cancel, sink, submit)?.map_err(SubmitError::Request)
     }
 
-    fn watch_with<E: Send + 'static>(
+    /// The same, with the events taken as [`EngineHandle::submit_to`] does.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn watch_to<E: Send + 'static>(
         &self,
         cancel: CancelFlag,
         sink: impl FnMut(RequestEvent) + Send + 'static,

@@ -178,7 +178,17 @@ impl Worker {
         row: &mut [f32],
     ) -> Option<u32> {
         let params = &generation.params;
-        let result = self.sampler.sample(&params.sampling, place, row, params.logprobs);
+        let constraint = generation.choices.get(place.choice as usize)?.constraint.as_ref();
+        let result = match constraint {
+            None => self.sampler.sample(&params.sampling, place, row, params.logprobs),
+            Some(constraint) => {
+                let output = &place.tokens[place.prompt_len..];
+                constraint.with_allowed(output, |allowed| {
+                    let (sampling, logprobs) = (&params.sampling, params.logprobs);
+                    self.sampler.sample_allowed(sampling, place, row, logprobs, Some(allowed?))
+                })
+            }
+        };
         let start = self.top.len();
         self.top.extend_from_slice(self.sampler.top_logprobs());
         let token = result.as_ref().ok().map(|s| s.token);

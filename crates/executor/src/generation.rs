@@ -2,8 +2,10 @@
 //! so far.
 
 use dunlin_scheduler::Speculate;
+use dunlin_tokenizer::grammar::Grammar;
 
 use crate::{
+    constraint::Constraint,
     sampler::{SampleError, SamplingParams, TokenLogprob},
     text::ChoiceText,
 };
@@ -27,6 +29,10 @@ pub struct GenerationParams {
     pub max_draft: u32,
     /// The text of nothing yet, with the stop strings; each choice starts from a copy.
     pub text: ChoiceText,
+    /// What the text of each choice must be.
+    pub grammar: Option<Grammar>,
+    /// The final hidden state of the prompt's last token is wanted.
+    pub hidden: bool,
 }
 
 /// Log-probabilities at one position.
@@ -45,6 +51,8 @@ pub enum ChoiceEnd {
     StopToken(u32),
     /// A stop string appeared: its index.
     StopString(usize),
+    /// The text is what the grammar wants, and nothing can follow.
+    Complete,
     /// As many tokens as were wanted.
     MaxTokens,
     /// No token could be chosen.
@@ -66,6 +74,11 @@ pub struct ChoiceState {
     pub text_ends: Vec<usize>,
     /// Why it ended, once it has.
     pub end: Option<ChoiceEnd>,
+    /// The final hidden state of the token before the choice's first, `[d_model]`, where it was
+    /// asked for and the backend has it.
+    pub hidden: Option<Vec<f32>>,
+    /// What may come next.
+    pub(crate) constraint: Option<Constraint>,
 }
 
 /// A request's parameters and its choices.
@@ -88,6 +101,9 @@ impl Generation {
             text: params.text.clone(),
             text_ends: Vec::new(),
             end: None,
+            hidden: None,
+            // Clones part from one another.
+            constraint: params.grammar.as_ref().map(Constraint::new),
         };
         let choices = vec![fresh; params.choices as usize];
         Self { params, choices, sample_ns: 0 }
@@ -108,6 +124,8 @@ impl ChoiceState {
             Some(ChoiceEnd::StopToken(token))
         } else if let Some(which) = self.text.push(token) {
             Some(ChoiceEnd::StopString(which))
+        } else if self.constraint.as_ref().is_some_and(|c| c.completed_by(&self.tokens)) {
+            Some(ChoiceEnd::Complete)
         } else if self.tokens.len() >= params.max_tokens as usize {
             Some(ChoiceEnd::MaxTokens)
         } else {

@@ -9,6 +9,7 @@
 //! when (the scheduler's), clocks and threads that outlive a call (the engine's).
 #![forbid(unsafe_code)]
 
+mod constraint;
 pub mod drafter;
 mod draw;
 mod generation;

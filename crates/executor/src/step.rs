@@ -9,6 +9,7 @@ use dunlin_tensor::{Backend, BackendError, LogitsWanted, SequenceInput};
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
+    constraint::Ahead,
     drafter::{Drafter, Wanted, lookup::LookupDrafter},
     draw::{Draw, DrawContext, DrawTask, Worker, draw_all},
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
@@ -28,9 +29,12 @@ pub struct Executor<B> {
     sequences: Sequences,
     generations: HashMap<RequestId, Generation>,
     workers: Vec<Worker>,
+    ahead: Ahead,
     spread_from: usize,
     /// `[rows of the step, vocab_size]`.
     logits: Vec<f32>,
+    /// `[rows of the step, d_model]` where anybody wants them, else empty.
+    hidden: Vec<f32>,
     scratch: Scratch,
     lookup: LookupDrafter,
     /// Drafters that cost steps.
@@ -104,8 +108,10 @@ impl<B: Backend> Executor<B> {
             sequences: Sequences::default(),
             generations: HashMap::new(),
             workers,
+            ahead: Ahead::default(),
             spread_from: SPREAD_FROM,
             logits: Vec::new(),
+            hidden: Vec::new(),
             scratch: Scratch::default(),
             lookup: LookupDrafter::default(),
             drafters: Vec::new(),
@@ -134,7 +140,14 @@ impl<B: Backend> Executor<B> {
 
     /// Makes a request's parameters known.
     pub fn register(&mut self, request: RequestId, params: GenerationParams) {
-        self.generations.insert(request, Generation::new(params));
+        let generation = Generation::new(params);
+        // What may come first, while the prompt is computed.
+        for choice in &generation.choices {
+            if let Some(constraint) = &choice.constraint {
+                self.ahead.prepare(constraint, &[]);
+            }
+        }
+        self.generations.insert(request, generation);
     }
 
     /// A request's choices so far.
@@ -212,10 +225,14 @@ impl<B: Backend> Executor<B> {
             return self.draft(plan, outcome);
         }
         self.lay_out(plan);
-        self.forward();
+        let wants_hidden = self.wants_hidden(plan);
+        self.forward(wants_hidden);
         outcome.bytes = self.step_bytes();
         let started = Instant::now();
         self.list_tasks();
+        if wants_hidden {
+            self.keep_hidden(plan);
+        }
         let context = DrawContext {
             samples: &plan.samples,
             sequences: &self.sequences,
@@ -226,6 +243,7 @@ impl<B: Backend> Executor<B> {
         };
         draw_all(context, &self.scratch.tasks, &mut self.logits, &mut self.workers);
         self.take_up(plan, outcome);
+        self.prepare_next(plan);
         self.charge_sampling(plan, started);
         self.look_up(plan, outcome);
         let parts = self.scratch.parts.iter().zip(0..);
@@ -297,8 +315,35 @@ impl<B: Backend> Executor<B> {
         }
     }
 
+    /// Whether a hidden state of this step is wanted.
+    fn wants_hidden(&self, plan: &StepPlan) -> bool {
+        plan.samples.iter().any(|&seq| {
+            let request = self.sequences.get(seq).request;
+            request.and_then(|r| self.generations.get(&r)).is_some_and(|g| g.params.hidden)
+        })
+    }
+
+    /// Gives choices the hidden states that they want.
+    fn keep_hidden(&mut self, plan: &StepPlan) {
+        let width = self.backend.spec().d_model;
+        for task in &self.scratch.tasks {
+            let row = self.hidden.get(task.rows.start * width..(task.rows.start + 1) * width);
+            for &seq in &plan.samples[task.samples.clone()] {
+                let seq = self.sequences.get(seq);
+                let generation = seq.request.and_then(|r| self.generations.get_mut(&r));
+                if let Some(generation) = generation.filter(|g| g.params.hidden) {
+                    let choice = &mut generation.choices[seq.choice as usize];
+                    if choice.tokens.is_empty() {
+                        choice.hidden = row.map(Into::into);
+                    }
+                }
+            }
+        }
+    }
+
     /// Computes the step, and marks what cannot be computed as failed.
-    fn forward(&mut self) {
+    fn forward(&mut self, wants_hidden: bool) {
+        self.hidden.clear();
         let Scratch { parts, chains, batch, single, .. } = &mut self.scratch;
         let mut inputs = recycle(std::mem::take(batch));
         let good = parts.iter().filter(|part| !part.failed);
@@ -311,7 +356,12 @@ impl<B: Backend> Executor<B> {
         };
         let alone = inputs.len() == 1;
         *batch = recycle(inputs);
-        let Err(error) = result else { return };
+        let Err(error) = result else {
+            if wants_hidden {
+                self.backend.hidden_states(&mut self.hidden);
+            }
+            return;
+        };
         self.logits.clear();
         for part in parts.iter_mut().filter(|part| !part.failed) {
             let result = if alone {
@@ -320,7 +370,12 @@ impl<B: Backend> Executor<B> {
                 self.backend.forward(&[part.input(&self.sequences, chains)], single)
             };
             match result {
-                Ok(()) => self.logits.extend_from_slice(single),
+                Ok(()) => {
+                    self.logits.extend_from_slice(single);
+                    if wants_hidden {
+                        self.backend.hidden_states(&mut self.hidden);
+                    }
+                }
                 Err(problem) => {
                     part.failed = true;
                     let message = if alone { error.to_string() } else { problem.to_string() };
@@ -387,15 +442,30 @@ impl<B: Backend> Executor<B> {
                     Err(error) => choice.finish(ChoiceEnd::Unsampleable(error.clone())),
                 }
                 commit.end = match choice.end {
-                    Some(ChoiceEnd::StopToken(_) | ChoiceEnd::StopString(_)) => {
-                        Some(SampleEnd::Stop)
-                    }
+                    Some(
+                        ChoiceEnd::StopToken(_) | ChoiceEnd::StopString(_) | ChoiceEnd::Complete,
+                    ) => Some(SampleEnd::Stop),
                     Some(ChoiceEnd::Unsampleable(_) | ChoiceEnd::BackendFailed(_)) => {
                         Some(SampleEnd::Error)
                     }
                     // The core counts tokens itself.
                     Some(ChoiceEnd::MaxTokens) | None => None,
                 };
+            }
+        }
+    }
+
+    /// Has computed what grammars allow next, while whatever comes before the next step is done and
+    /// its forward pass runs.
+    fn prepare_next(&mut self, plan: &StepPlan) {
+        for &seq in &plan.samples {
+            let seq = self.sequences.get(seq);
+            let generation = seq.request.and_then(|request| self.generations.get(&request));
+            let choice = generation.and_then(|g| g.choices.get(seq.choice as usize));
+            if let Some(choice) = choice.filter(|choice| choice.end.is_none())
+                && let Some(constraint) = &choice.constraint
+            {
+                self.ahead.prepare(constraint, &choice.tokens);
             }
         }
     }

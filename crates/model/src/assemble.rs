@@ -93,6 +93,7 @@ impl Assembler<'_> {
         let acts = self.act(Rows::Wanted, spec.d_model);
         let weight = self.vector(VectorKey::One(Role::OutputNorm, 0));
         self.push(Op::Norm { x, weight, eps: spec.norm_eps, out: acts });
+        self.program.hidden = Some((x, weight, spec.norm_eps));
         let role = if spec.tied_head { Role::TokenEmbd } else { Role::Output };
         let logits = self.float(Use::Logits, Rows::Wanted, spec.vocab_size);
         self.matmul(&[(role, 0)], (0, 0), acts, logits, false);

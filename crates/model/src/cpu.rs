@@ -222,6 +222,12 @@ impl Backend for CpuModel {
         self.machine.run(weights, &mut self.kv, batch, logits).map_err(backend_error)
     }
 
+    fn hidden_states(&self, to: &mut Vec<f32>) -> bool {
+        let matrices = self.pack.matrices();
+        let weights = Weights { matrices: &matrices, vectors: &self.vectors };
+        self.machine.hidden_states(weights, to)
+    }
+
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
         self.kv.copy_block(from, to, tokens);
     }

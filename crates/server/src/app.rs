@@ -17,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use dunlin_kvcache::TenantId;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -30,8 +31,21 @@ use crate::{
     metrics::Metrics,
     ollama, openai, openapi, ops,
     service::{Health, ModelInfo, Service, ServiceError},
-    text, web,
+    sessions, text, web,
 };
+
+tokio::task_local! {
+    /// On whose behalf a handler runs.
+    static TENANT: TenantId;
+}
+
+/// A request's place among those that may generate.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    _all: OwnedSemaphorePermit,
+    /// Its place among its tenant's.
+    _own: Option<OwnedSemaphorePermit>,
+}
 
 /// What all handlers share.
 pub struct App {
@@ -40,6 +54,8 @@ pub struct App {
     pub(crate) identity: Identity,
     pub(crate) metrics: Metrics,
     keys: auth::Keys,
+    /// By the tenants' numbers: one permit for each of its requests, where they are limited.
+    tenants: Vec<Option<Arc<Semaphore>>>,
     /// One permit for each request that may generate or wait to.
     admission: Arc<Semaphore>,
     draining: AtomicBool,
@@ -49,7 +65,14 @@ impl App {
     /// An application over an engine.
     pub fn new(service: Arc<dyn Service>, config: Config, identity: Identity) -> Self {
         Self {
-            keys: auth::Keys::new(&config.api_keys),
+            keys: auth::Keys::new(&config),
+            tenants: std::iter::once(None)
+                .chain(
+                    config.tenants.iter().map(|tenant| {
+                        tenant.max_requests.map(|most| Arc::new(Semaphore::new(most)))
+                    }),
+                )
+                .collect(),
             admission: Arc::new(Semaphore::new(config.max_requests)),
             metrics: Metrics::new(),
             draining: AtomicBool::new(false),
@@ -74,11 +97,17 @@ impl App {
         self.config.max_requests - self.admission.available_permits()
     }
 
+    /// The tenant of the request that is being handled.
+    pub(crate) fn tenant(&self) -> TenantId {
+        TENANT.try_with(|tenant| *tenant).unwrap_or(TenantId(0))
+    }
+
     /// A place for one more request that generates.
     ///
     /// # Errors
-    /// Where the engine is not there, the server is about to stop, or all places are taken.
-    pub(crate) fn admit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// Where the engine is not there, the server is about to stop, or all places are taken, or all
+    /// that the tenant may have.
+    pub(crate) fn admit(&self) -> Result<Permit, ApiError> {
         match self.service.health() {
             Health::Loading => return Err(ApiError::unavailable("the model is being loaded")),
             Health::Dead => return Err(ApiError::unavailable("the engine has stopped")),
@@ -87,8 +116,12 @@ impl App {
         if self.is_draining() {
             return Err(ApiError::unavailable("the server is stopping"));
         }
-        let permit = self.admission.clone().try_acquire_owned();
-        permit.map_err(|_| ApiError::overloaded())
+        let take = |places: &Arc<Semaphore>| {
+            places.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())
+        };
+        let own = self.tenants.get(self.tenant().0 as usize).and_then(|tenant| tenant.as_ref());
+        let own = own.map(take).transpose()?;
+        Ok(Permit { _all: take(&self.admission)?, _own: own })
     }
 
     /// The model of this name; the default one where none is named.
@@ -146,7 +179,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
         .route("/v1/responses", post(openai::responses::create))
-        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/v1/embeddings", post(openai::embeddings::create))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{id}", get(openai::models::retrieve))
         .route("/v1/messages", post(anthropic::create))
@@ -157,6 +190,21 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/show", post(ollama::models::show))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version))
+        .route("/v1/sessions", post(sessions::create).get(sessions::list))
+        .route("/v1/sessions/{id}", get(sessions::retrieve).delete(sessions::close))
+        .route("/v1/sessions/{id}/append", post(sessions::append))
+        .route("/v1/sessions/{id}/query", post(sessions::query))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+        .route("/v1/sessions/{id}/prune", post(sessions::prune))
+        .route("/v1/sessions/{id}/save", post(sessions::save))
+        .route("/v1/sessions/{id}/restore", post(sessions::restore))
+        .route("/v1/sessions/{id}/questions", post(sessions::register))
+        .route(
+            "/v1/sessions/{id}/questions/{question}",
+            get(sessions::question).delete(sessions::drop_question),
+        )
+        .route("/v1/sessions/{id}/questions/{question}/ask", post(sessions::ask))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/apply-template", post(text::apply_template))
@@ -193,10 +241,17 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let allowed = auth::check_origin(&app.config.cors_origins, request.headers())
         .and_then(|()| app.keys.check(request.uri().path(), request.headers()));
     let response = match allowed {
-        Ok(()) => next.run(request).await,
+        Ok(tenant) => TENANT.scope(tenant, next.run(request)).await,
         Err(error) => error.into_response(),
     };
     app.metrics.answered(&route, response.status(), started.elapsed());
+    tracing::info!(
+        target: "dunlin::http",
+        route,
+        status = response.status().as_u16(),
+        head_ms = started.elapsed().as_secs_f64() * 1e3,
+        "answered"
+    );
     let mut response = error::shape(response, protocol);
     if app.is_draining() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -212,7 +267,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(origin)
-        .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::OPTIONS])
         // `*` would leave out Authorization.
         .allow_headers(AllowHeaders::mirror_request())
         .max_age(std::time::Duration::from_secs(3600))

@@ -1,48 +1,56 @@
 //! Who may call: API keys, and the origins of web pages.
 
 use axum::http::{HeaderMap, StatusCode, header};
+use dunlin_kvcache::TenantId;
 use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
+use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 
-use crate::{error::ApiError, web};
+use crate::{config::Config, error::ApiError, web};
 
 /// Paths that answer without a key, besides the page: probes have none, and what they tell is no
 /// secret.
 const OPEN_PATHS: [&str; 5] = ["/health", "/ready", "/metrics", "/live", "/api/version"];
 
-/// The keys that open the server, kept as hashes.
+/// The keys that open the server, kept as hashes, and whose they are.
 #[derive(Debug)]
-pub struct Keys(Vec<[u8; 32]>);
+pub struct Keys(Vec<([u8; 32], u32)>);
 
 impl Keys {
-    /// These keys; none opens the server to everybody.
-    pub fn new(keys: &[String]) -> Self {
-        Self(keys.iter().map(|key| hash(key.as_bytes())).collect())
+    /// Keys of a server; none opens it to everybody.
+    pub fn new(config: &Config) -> Self {
+        let own = config.api_keys.iter().map(|key| (hash_key(key.as_bytes()), 0));
+        let tenants = (1..).zip(&config.tenants);
+        let of = tenants
+            .flat_map(|(number, tenant)| tenant.key_hashes.iter().map(move |&hash| (hash, number)));
+        Self(own.chain(of).collect())
     }
 
-    /// Checks that a request brings a key, as `Authorization: Bearer` or as `x-api-key`. The time
-    /// it takes depends on the length of what was brought, and on nothing else.
+    /// Checks that a request brings a key, as `Authorization: Bearer` or as `x-api-key`, and says
+    /// whose it is. The time it takes depends on the length of what was brought, and on nothing
+    /// else.
     ///
     /// # Errors
     /// 401 without a right one.
-    pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<TenantId, ApiError> {
         if self.0.is_empty() || OPEN_PATHS.contains(&path) || web::is_page(path) {
-            return Ok(());
+            return Ok(TenantId(0));
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, key) = value.as_bytes().split_at_checked(7)?;
             scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
         });
         let plain = headers.get("x-api-key").map(|value| value.as_bytes());
-        let mut known = subtle::Choice::from(0);
+        let (mut known, mut tenant) = (subtle::Choice::from(0), 0);
         for given in [bearer, plain].into_iter().flatten() {
-            let given = hash(given.trim_ascii());
-            for key in &self.0 {
-                known |= key.ct_eq(&given);
+            let given = hash_key(given.trim_ascii());
+            for (key, whose) in &self.0 {
+                let same = key.ct_eq(&given);
+                tenant.conditional_assign(whose, same);
+                known |= same;
             }
         }
         if bool::from(known) {
-            return Ok(());
+            return Ok(TenantId(tenant));
         }
         let message = match (bearer, plain) {
             (None, None) => "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
@@ -52,7 +60,8 @@ impl Keys {
     }
 }
 
-fn hash(key: &[u8]) -> [u8; 32] {
+/// The hash by which a key is known.
+pub fn hash_key(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
@@ -76,6 +85,7 @@ pub fn check_origin(allowed: &[String], headers: &HeaderMap) -> Result<(), ApiEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Tenant;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
@@ -83,7 +93,10 @@ mod tests {
 
     #[test]
     fn one_right_key_is_enough() {
-        let keys = Keys::new(&["alpha".into(), "beta".into()]);
+        let keys = Keys::new(&Config {
+            api_keys: vec!["alpha".into(), "beta".into()],
+            ..Config::default()
+        });
         for (given, right) in [
             (&[("authorization", "Bearer alpha")][..], true),
             (&[("authorization", "bearer beta")], true),
@@ -104,7 +117,26 @@ mod tests {
             }
         }
         keys.check("/health", &headers(&[])).unwrap();
-        Keys::new(&[]).check("/v1/models", &headers(&[])).unwrap();
+        Keys::new(&Config::default()).check("/v1/models", &headers(&[])).unwrap();
+    }
+
+    #[test]
+    fn keys_say_whose_they_are() {
+        let tenant = |name: &str, keys: &[&str]| Tenant {
+            name: name.into(),
+            key_hashes: keys.iter().map(|key| hash_key(key.as_bytes())).collect(),
+            max_requests: None,
+        };
+        let keys = Keys::new(&Config {
+            api_keys: vec!["own".into()],
+            tenants: vec![tenant("a", &["a1", "a2"]), tenant("b", &["b1"])],
+            ..Config::default()
+        });
+        for (key, whose) in [("own", Some(0)), ("a1", Some(1)), ("a2", Some(1)), ("b1", Some(2))] {
+            let found = keys.check("/v1/models", &headers(&[("x-api-key", key)])).ok();
+            assert_eq!(found.map(|tenant| tenant.0), whose, "{key}");
+        }
+        assert!(keys.check("/v1/models", &headers(&[("x-api-key", "c")])).is_err());
     }
 
     #[test]

@@ -2,11 +2,29 @@
 
 use std::time::Duration;
 
+use crate::tls::Tls;
+
+/// Somebody who shares nothing with others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    /// The name.
+    pub name: String,
+    /// SHA-256 of the keys.
+    pub key_hashes: Vec<[u8; 32]>,
+    /// Requests that generate or wait to, at once.
+    pub max_requests: Option<usize>,
+}
+
 /// What may call, how much, and for how long.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Keys of which a request must bring one; none lets everybody in.
+    /// Keys of which a request must bring one; none, and no tenants, lets everybody in.
     pub api_keys: Vec<String>,
+    /// Who else may call, by keys of their own. They share nothing, and nothing with those who bring
+    /// one of `api_keys`; the first is tenant 1.
+    pub tenants: Vec<Tenant>,
+    /// What the server shows its clients; none speaks plain HTTP.
+    pub tls: Option<Tls>,
     /// Origins whose web pages may call, `*` for all. Pages served by this server always may.
     pub cors_origins: Vec<String>,
     /// Connections held at once; more wait to be accepted.
@@ -35,6 +53,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            tenants: Vec::new(),
+            tls: None,
             cors_origins: Vec::new(),
             max_connections: 4096,
             max_requests: 512,

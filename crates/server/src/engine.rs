@@ -4,8 +4,10 @@
 //! all that the request can bring: the engine never waits for a reader. What a slow reader can make
 //! the server hold is so bounded by the context, and by the limit on writes for how long.
 
+mod sessions;
+
 use std::sync::{
-    Arc, RwLock,
+    Arc, OnceLock, RwLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -13,18 +15,23 @@ use dunlin_engine::{
     CancelFlag, Completion, ContextOverflow, DrafterKind, EngineThread, Finish as EngineFinish,
     PositionLogprobs, Request, RequestError, RequestEvent, Speculate, SubmitError, TextOptions,
 };
-use dunlin_executor::sampler::TokenLogprob as EngineLogprob;
+use dunlin_executor::sampler::{SampleError, TokenLogprob as EngineLogprob};
+use dunlin_kvcache::TenantId;
+use dunlin_scheduler::Rejection;
 use dunlin_tensor::Backend;
 use dunlin_tokenizer::{
     ChatInput, ChatTemplate, EncodeOptions, LocalTime, Tokenizer, TokenizerError,
+    grammar::{Grammar, GrammarCompiler, GrammarError},
 };
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use crate::constraint::Constraint;
 use crate::service::{
     Chat, ChatEnding, Chunk, Finish, Generate, Generation, Health, Input, ModelInfo, OnDrop,
-    Service, ServiceError, Stats, TokenLogprob, TokenLogprobs, Usage,
+    Service, ServiceError, SessionCall, SessionState, Stats, TokenLogprob, TokenLogprobs, Usage,
 };
+pub use sessions::SessionSettings;
 
 /// A model that has been loaded.
 struct Loaded<B> {
@@ -34,6 +41,9 @@ struct Loaded<B> {
     info: ModelInfo,
     /// KV blocks in all, and tokens in each.
     kv: (usize, usize),
+    /// Made when it is first needed.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    names: sessions::Names,
 }
 
 /// One model on one engine. It starts empty, so that a server can answer while the model is loaded.
@@ -41,6 +51,7 @@ pub struct EngineService<B> {
     loaded: RwLock<Option<Arc<Loaded<B>>>>,
     preemptions: Arc<AtomicU64>,
     speculation: RwLock<Speculation>,
+    settings: SessionSettings,
 }
 
 /// What the operator allows of speculation.
@@ -67,11 +78,7 @@ pub enum ServeError {
 
 impl<B: Backend + 'static> Default for EngineService<B> {
     fn default() -> Self {
-        Self {
-            loaded: RwLock::new(None),
-            preemptions: Arc::default(),
-            speculation: RwLock::default(),
-        }
+        Self::with_sessions(SessionSettings::default())
     }
 }
 
@@ -79,6 +86,16 @@ impl<B: Backend + 'static> EngineService<B> {
     /// A service whose model is still to come.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A service whose model is still to come, with these settings of sessions.
+    pub fn with_sessions(settings: SessionSettings) -> Self {
+        Self {
+            loaded: RwLock::new(None),
+            preemptions: Arc::default(),
+            speculation: RwLock::default(),
+            settings,
+        }
     }
 
     /// The model has come: from now on requests are served.
@@ -96,7 +113,9 @@ impl<B: Backend + 'static> EngineService<B> {
         let kv = (engine.backend().block_count(), engine.backend().block_tokens());
         let info = ModelInfo { context: engine.context(), ..info };
         let thread = EngineThread::new(engine).map_err(ServeError::Thread)?;
-        let loaded = Loaded { thread, tokenizer, template, info, kv };
+        let grammars = OnceLock::new();
+        let names = sessions::Names::default();
+        let loaded = Loaded { thread, tokenizer, template, info, kv, grammars, names };
         let mut place = self.loaded.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         *place = Some(Arc::new(loaded));
         Ok(())
@@ -176,6 +195,12 @@ impl<B: Backend + 'static> Service for EngineService<B> {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        let Some(loaded) = self.loaded() else { return true };
+        let busy = loaded.thread.handle().call(|engine| engine.is_busy()).unwrap_or(false);
+        loaded.names.is_empty() && !busy
+    }
+
     fn encode(&self, _: &str, input: &Input) -> Result<Vec<u32>, ServiceError> {
         self.model()?.encode(input)
     }
@@ -192,54 +217,139 @@ impl<B: Backend + 'static> Service for EngineService<B> {
 
     fn generate(&self, generate: Generate) -> Result<Generation, ServiceError> {
         let loaded = self.model()?;
-        let prompt = loaded.encode(&generate.input)?;
+        let speculation = self.speculate(generate.speculate)?;
+        let planned = loaded.plan(generate, speculation)?;
+        let (chunks, receiver) = mpsc::channel(planned.capacity);
+        let flag = planned.request.cancel.clone();
+        let sink = Sink {
+            chunks,
+            cancel: flag.clone(),
+            tokenizer: loaded.tokenizer.clone(),
+            stop_strings: planned.request.stop_strings.clone(),
+            preemptions: self.preemptions.clone(),
+        };
+        let handle = loaded.thread.handle();
+        let submitted = handle.submit_to(planned.request, move |event| sink.take(event));
+        submitted.map_err(|error| match error {
+            SubmitError::Gone(_) => ServiceError::Unavailable,
+            SubmitError::Request(error) => refused(error),
+        })?;
+        Ok(Generation {
+            prompt_tokens: planned.prompt_tokens,
+            chunks: receiver,
+            cancel: OnDrop::new(move || flag.cancel()),
+        })
+    }
+
+    fn session(
+        &self,
+        tenant: TenantId,
+        _: &str,
+        id: &str,
+        call: SessionCall,
+    ) -> Result<SessionState, ServiceError> {
+        self.do_session(tenant, id, call)
+    }
+
+    fn sessions(&self, tenant: TenantId, _: &str) -> Result<Vec<SessionState>, ServiceError> {
+        self.list_sessions(tenant)
+    }
+
+    fn register(&self, request: Generate) -> Result<u64, ServiceError> {
+        self.register_question(request)
+    }
+
+    fn question(
+        &self,
+        tenant: TenantId,
+        _: &str,
+        session: &str,
+        question: u64,
+        forget: bool,
+    ) -> Result<bool, ServiceError> {
+        self.look_at_question(tenant, session, question, forget)
+    }
+
+    fn ask(
+        &self,
+        tenant: TenantId,
+        _: &str,
+        session: &str,
+        question: u64,
+    ) -> Result<Generation, ServiceError> {
+        self.ask_question(tenant, session, question)
+    }
+}
+
+/// A request as the engine takes it.
+struct Planned {
+    request: Request,
+    /// Tokens of the prompt, without those of its session.
+    prompt_tokens: usize,
+    /// Chunks that can come of it.
+    capacity: usize,
+}
+
+impl<B: Backend + 'static> Loaded<B> {
+    /// The request as the engine takes it.
+    fn plan(
+        &self,
+        generate: Generate,
+        (speculate, max_draft): (Speculate, u32),
+    ) -> Result<Planned, ServiceError> {
+        let placed = self.place(generate.tenant, generate.session.as_ref())?;
+        let mut prompt = match &generate.input {
+            // What follows something begins no text.
+            Input::Text(text) if placed.tokens > 0 => self.tokens_of(text, "prompt")?,
+            input => self.encode(input)?,
+        };
+        if generate.hidden && self.tokenizer.adds_eos() {
+            // Models trained for embeddings are asked at the end of the text.
+            prompt.extend(self.tokenizer.special_ids().eos);
+        }
+        let grammar = generate.constraint.as_ref().map(|c| self.compile(c)).transpose()?;
         let prompt_tokens = prompt.len();
         let begins_text =
             matches!(&generate.input, Input::Chat(chat) if chat.ending != ChatEnding::Continue);
         let mut stop_tokens = generate.stop_token_ids;
         if !generate.ignore_eos {
-            stop_tokens.extend(loaded.tokenizer.end_ids());
+            stop_tokens.extend(self.tokenizer.end_ids());
         }
-        let room = loaded.info.context.saturating_sub(prompt_tokens);
+        let room = self.info.context.saturating_sub(placed.tokens + prompt_tokens);
         let most = generate.max_tokens.map_or(room, |most| most.min(room));
-        let stop_strings = generate.stop_strings.clone();
-        let (speculate, max_draft) = self.speculate(generate.speculate)?;
+        // A token each, the text that was held back, the end of each choice, a hidden state, and the
+        // end.
+        let capacity = (most + 2) * generate.choices as usize + 2;
         let request = Request {
             choices: generate.choices,
             overflow: ContextOverflow::Stop,
             stop_tokens,
             stop_strings: generate.stop_strings,
             text: TextOptions { show_special: generate.show_special, begins_text },
+            grammar,
+            hidden: generate.hidden,
+            tenant: generate.tenant,
+            session: placed.usage,
             logprobs: generate.logprobs,
             speculate,
             max_draft,
             ..Request::new(prompt, generate.sampling, generate.max_tokens)
         };
-        // A token each, the text that was held back, the end of each choice, and the end.
-        let capacity = (most + 2) * generate.choices as usize + 1;
-        let (chunks, receiver) = mpsc::channel(capacity);
-        let flag = request.cancel.clone();
-        let sink = Sink {
-            chunks,
-            cancel: flag.clone(),
-            tokenizer: loaded.tokenizer.clone(),
-            stop_strings,
-            preemptions: self.preemptions.clone(),
+        Ok(Planned { request, prompt_tokens, capacity })
+    }
+
+    fn compile(&self, constraint: &Constraint) -> Result<Grammar, ServiceError> {
+        let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer));
+        let compiled = match compiler {
+            Ok(compiler) => compiler.compile(&constraint.source),
+            Err(error) => Err(error.clone()),
         };
-        let submitted = loaded.thread.handle().submit_to(request, move |event| sink.take(event));
-        submitted.map_err(|error| match error {
-            SubmitError::Gone(_) => ServiceError::Unavailable,
-            SubmitError::Request(error) => refused(error),
-        })?;
-        Ok(Generation {
-            prompt_tokens,
-            chunks: receiver,
-            cancel: OnDrop::new(move || flag.cancel()),
+        compiled.map_err(|error| match error {
+            GrammarError::Busy => ServiceError::Overloaded,
+            error => unusable(constraint.field, format!("it cannot be used: {error}")),
         })
     }
-}
 
-impl<B: Backend + 'static> Loaded<B> {
     fn encode(&self, input: &Input) -> Result<Vec<u32>, ServiceError> {
         match input {
             Input::Tokens(tokens) => Ok(tokens.clone()),
@@ -377,9 +487,12 @@ impl Sink {
     fn finish(&self, completion: &Completion) {
         let bill = &completion.bill;
         self.preemptions.fetch_add(bill.preemptions as u64, Ordering::Relaxed);
+        if let Some(hidden) = completion.choices.first().and_then(|choice| choice.hidden.clone()) {
+            self.send(Chunk::Hidden(hidden));
+        }
         for (choice, end) in (0..).zip(&completion.choices) {
             let finish = match &end.finish {
-                EngineFinish::StopToken(_) => Finish::StopToken,
+                EngineFinish::StopToken(_) | EngineFinish::Complete => Finish::StopToken,
                 EngineFinish::StopString(which) => {
                     Finish::StopString(self.stop_strings.get(*which).cloned().unwrap_or_default())
                 }
@@ -387,6 +500,15 @@ impl Sink {
                     Finish::Length
                 }
                 EngineFinish::Cancelled | EngineFinish::Expired => Finish::Cancelled,
+                EngineFinish::Unsampleable(SampleError::Grammar(error)) => {
+                    Finish::Stuck(error.to_string())
+                }
+                EngineFinish::Rejected(Rejection::SessionBusy) => {
+                    Finish::Refused(ServiceError::Conflict("a request is using the session"))
+                }
+                EngineFinish::Rejected(Rejection::QueueFull { .. }) => {
+                    Finish::Refused(ServiceError::Overloaded)
+                }
                 EngineFinish::Rejected(_)
                 | EngineFinish::Unsampleable(_)
                 | EngineFinish::BackendFailed(_) => {

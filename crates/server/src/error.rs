@@ -78,6 +78,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
     }
 
+    /// What is named is not there.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
     /// Too much is going on.
     pub fn overloaded() -> Self {
         let message = "too many requests are under way or waiting; try again later";
@@ -139,6 +144,11 @@ impl From<ServiceError> for ApiError {
             },
             ServiceError::ContextExceeded { .. } => {
                 Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+            }
+            ServiceError::NotFound(_) => Self::not_found(message),
+            ServiceError::Conflict(_) => Self::new(StatusCode::CONFLICT, "conflict", message),
+            ServiceError::Storage(_) => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "storage", message)
             }
             ServiceError::Overloaded => Self::overloaded(),
             ServiceError::Unavailable => Self::unavailable(message),

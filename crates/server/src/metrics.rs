@@ -243,7 +243,7 @@ impl Metrics {
             Finish::StopToken | Finish::StopString(_) => "stop",
             Finish::Length => "length",
             Finish::Cancelled => "abort",
-            Finish::Failed(_) => "error",
+            Finish::Failed(_) | Finish::Stuck(_) | Finish::Refused(_) => "error",
         };
         let label = Finished { model_name: model.into(), finished_reason };
         self.finished.get_or_create(&label).inc();

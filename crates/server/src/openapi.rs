@@ -3,7 +3,7 @@
 use axum::response::Response;
 use utoipa::OpenApi;
 
-use crate::{anthropic, app::json, live, ollama, openai, ops, text};
+use crate::{anthropic, app::json, live, ollama, openai, ops, sessions, text};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -15,7 +15,7 @@ use crate::{anthropic, app::json, live, ollama, openai, ops, text};
         openai::chat::create,
         openai::completions::create,
         openai::responses::create,
-        openai::embeddings,
+        openai::embeddings::create,
         openai::models::list,
         openai::models::retrieve,
         anthropic::create,
@@ -26,6 +26,21 @@ use crate::{anthropic, app::json, live, ollama, openai, ops, text};
         ollama::models::show,
         ollama::models::ps,
         ollama::models::version,
+        sessions::create,
+        sessions::list,
+        sessions::retrieve,
+        sessions::close,
+        sessions::append,
+        sessions::query,
+        sessions::fork,
+        sessions::rewind,
+        sessions::prune,
+        sessions::save,
+        sessions::restore,
+        sessions::register,
+        sessions::question,
+        sessions::drop_question,
+        sessions::ask,
         text::tokenize,
         text::detokenize,
         text::apply_template,

@@ -7,13 +7,17 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use serde_json::Value;
+use tokio::sync::mpsc;
 
 use crate::{
-    app::App,
+    app::{App, Permit},
+    constraint::Constraint,
     error::ApiError,
-    service::{Chunk, Finish, Generate, OnDrop, TokenLogprobs, Usage},
-    tools::{Part, ToolCall, ToolFormat, ToolParser},
+    service::{
+        Chunk, Finish, Generate, Generation, OnDrop, Service, ServiceError, TokenLogprobs, Usage,
+    },
+    tools::{Forced, Part, ToolCall, ToolFormat, ToolParser},
 };
 
 /// The tools that an answer may call.
@@ -23,6 +27,22 @@ pub struct Tools {
     pub format: ToolFormat,
     /// The tools' names.
     pub names: Vec<String>,
+    /// What the answer must be, where it must call.
+    pub constraint: Option<Constraint>,
+}
+
+impl Tools {
+    /// Tools that are described as OpenAI does it, and the calls that must be made.
+    pub fn new(
+        format: ToolFormat,
+        names: Vec<String>,
+        forced: Option<Forced>,
+        described: &[Value],
+    ) -> Self {
+        let constraint = forced
+            .map(|forced| Constraint { source: forced.grammar(format, described), field: "tools" });
+        Self { format, names, constraint }
+    }
 }
 
 /// What an answer is made of.
@@ -46,12 +66,13 @@ struct Place {
     app: Arc<App>,
     /// Whether its answer was complete, or it was refused.
     settled: bool,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.settled {
+            tracing::info!(target: "dunlin::requests", "the client left");
             self.app.metrics.disconnected();
         }
     }
@@ -90,23 +111,41 @@ impl Reply {
         mut request: Generate,
         tools: Option<Tools>,
     ) -> Result<Self, ApiError> {
+        request.tenant = app.tenant();
+        request.show_special |= tools.as_ref().is_some_and(|t| t.format.needs_special());
+        let (model, choices) = (request.model.clone(), request.choices);
+        let mut reply =
+            Self::start_with(app, &model, choices, move |service| service.generate(request))
+                .await?;
+        let parser = |tools: &Tools| ToolParser::new(tools.format, &tools.names);
+        reply.parsers = tools.iter().flat_map(|t| (0..choices).map(|_| parser(t))).collect();
+        reply.tools = tools;
+        Ok(reply)
+    }
+
+    /// Hands the engine whatever gives an answer.
+    ///
+    /// # Errors
+    /// Requests that are not taken.
+    pub async fn start_with(
+        app: &Arc<App>,
+        model: &str,
+        choices: u32,
+        ask: impl FnOnce(&dyn Service) -> Result<Generation, ServiceError> + Send + 'static,
+    ) -> Result<Self, ApiError> {
         let mut place = Place { _permit: app.admit()?, app: app.clone(), settled: false };
         let arrived = Instant::now();
-        let (model, choices) = (request.model.clone(), request.choices);
-        request.show_special |= tools.as_ref().is_some_and(|t| t.format.needs_special());
-        let generation = app.call(move |service| service.generate(request)).await;
+        let generation = app.call(ask).await;
         // Here it is refused or taken; a client that left before was dropped with this function.
         let generation = generation.inspect_err(|_| place.settled = true)?;
-        let parser = |tools: &Tools| ToolParser::new(tools.format, &tools.names);
-        let parsers = tools.iter().flat_map(|t| (0..choices).map(|_| parser(t))).collect();
         Ok(Self {
-            model,
+            model: model.into(),
             choices,
             prompt_tokens: generation.prompt_tokens,
             chunks: generation.chunks,
             ready: VecDeque::new(),
-            parsers,
-            tools,
+            parsers: Vec::new(),
+            tools: None,
             calls: vec![0; choices as usize],
             parts: Vec::new(),
             arrived,
@@ -116,6 +155,11 @@ impl Reply {
             cancel: Some(generation.cancel),
             place,
         })
+    }
+
+    /// Its samples.
+    pub fn choices(&self) -> u32 {
+        self.choices
     }
 
     /// The next piece; none after [`Piece::Done`] or [`Piece::Failed`]. Nothing is lost when the
@@ -175,6 +219,8 @@ impl Reply {
                 }
                 self.text(choice, text, logprobs);
             }
+            // Nobody asks for it here.
+            Some(Chunk::Hidden(_)) => {}
             Some(Chunk::End { choice, finish }) => {
                 if let Some(parser) = self.parsers.get_mut(choice as usize) {
                     parser.finish(&mut self.parts);
@@ -183,6 +229,11 @@ impl Reply {
                 self.place.app.metrics.choice_finished(&self.model, &finish);
                 match finish {
                     Finish::Failed(message) => self.fail(ApiError::failed(message)),
+                    Finish::Refused(error) => self.fail(error.into()),
+                    Finish::Stuck(message) => {
+                        let status = StatusCode::BAD_REQUEST;
+                        self.fail(ApiError::new(status, "constraint_failed", message));
+                    }
                     Finish::Cancelled => {
                         self.fail(ApiError::unavailable("the request was cancelled by the server"));
                     }
@@ -196,6 +247,17 @@ impl Reply {
                 self.over = true;
                 self.place.settled = true;
                 self.place.app.metrics.finished(&self.model, &usage, self.choices, self.elapsed());
+                tracing::info!(
+                    target: "dunlin::requests",
+                    model = self.model,
+                    prompt_tokens = usage.prompt_tokens,
+                    cached_tokens = usage.cached_tokens,
+                    output_tokens = usage.output_tokens,
+                    queue_ms = usage.queue_ns as f64 / 1e6,
+                    prefill_ms = usage.prefill_ns as f64 / 1e6,
+                    decode_ms = usage.decode_ns as f64 / 1e6,
+                    "finished"
+                );
                 self.ready.push_back(Piece::Done(usage));
             }
         }

@@ -8,6 +8,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
@@ -15,6 +16,7 @@ use tokio::{
 
 use crate::{
     app::{App, router},
+    config::Config,
     connection::Timed,
 };
 
@@ -57,11 +59,23 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, place)) => {
-                let connection = http.serve_connection(
-                    TokioIo::new(Timed::new(stream, app.config.write_timeout)),
-                    service.clone(),
-                );
-                connections.spawn(serve_connection(connection, drain.clone(), place));
+                let (http, service, drain) = (http.clone(), service.clone(), drain.clone());
+                let Config { write_timeout, header_timeout, .. } = app.config;
+                match app.config.tls.clone() {
+                    None => {
+                        let stream = Timed::new(stream, write_timeout);
+                        connections.spawn(serve_connection(http, stream, service, drain, place));
+                    }
+                    Some(tls) => {
+                        connections.spawn(async move {
+                            // Clients that cannot agree are no news here.
+                            if let Ok(stream) = tls.accept(stream, header_timeout).await {
+                                let stream = Timed::new(stream, write_timeout);
+                                serve_connection(http, stream, service, drain, place).await;
+                            }
+                        });
+                    }
+                }
             }
             Err(error) if is_passing(&error) => tokio::time::sleep(Duration::from_millis(50)).await,
             Err(error) => return Err(error),
@@ -108,10 +122,13 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 async fn serve_connection(
-    connection: http1::Connection<TokioIo<Timed<TcpStream>>, TowerToHyperService<axum::Router>>,
+    http: http1::Builder,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: TowerToHyperService<axum::Router>,
     mut drain: watch::Receiver<bool>,
     _place: OwnedSemaphorePermit,
 ) {
+    let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // Clients that break off are no news here: dropping the request cancels its work.
     tokio::select! {

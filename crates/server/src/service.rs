@@ -5,8 +5,12 @@
 
 use dunlin_engine::Speculate;
 use dunlin_executor::sampler::SamplingParams;
+use dunlin_kvcache::TenantId;
+use dunlin_scheduler::Keep;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
+
+use crate::constraint::Constraint;
 
 /// Text, tokens or a conversation to go on from.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +74,72 @@ pub struct Generate {
     pub show_special: bool,
     /// Which drafters it uses; the server's own setting where it does not say.
     pub speculate: Option<Speculate>,
+    /// What the text of each choice must be.
+    pub constraint: Option<Constraint>,
+    /// The final hidden state of the prompt's last token is wanted, and nothing else.
+    pub hidden: bool,
+    /// On whose behalf.
+    pub tenant: TenantId,
+    /// The session that the input follows.
+    pub session: Option<InSession>,
+}
+
+/// A session that a request continues.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InSession {
+    /// Its name among the tenant's.
+    pub id: String,
+    /// What it keeps of the request.
+    pub keep: Keep,
+}
+
+/// What is to be done with a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionCall {
+    /// Make it.
+    Create,
+    /// Nothing: tell how it is.
+    Get,
+    /// Copy it; the copy is told of.
+    Fork {
+        /// The copy's name.
+        to: String,
+    },
+    /// Cut it off.
+    Rewind {
+        /// Tokens that stay.
+        tokens: usize,
+    },
+    /// Remove tokens from its middle, and compute those after them again.
+    Prune {
+        /// The first that goes.
+        from: usize,
+        /// The first that stays.
+        to: usize,
+    },
+    /// Save it.
+    Save {
+        /// The file's name.
+        file: String,
+    },
+    /// Make it from a file.
+    Restore {
+        /// The file's name.
+        file: String,
+    },
+    /// End it.
+    Close,
+}
+
+/// How a session is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionState {
+    /// Its name among the tenant's.
+    pub id: String,
+    /// Tokens that it holds.
+    pub tokens: usize,
+    /// Whether a request is extending it.
+    pub busy: bool,
 }
 
 impl Generate {
@@ -87,7 +157,17 @@ impl Generate {
             logprobs: None,
             show_special: false,
             speculate: None,
+            constraint: None,
+            hidden: false,
+            tenant: TenantId(0),
+            session: None,
         }
+    }
+
+    /// The final hidden state of an input's last token.
+    pub fn hidden(model: String, input: Input) -> Self {
+        let sampling = SamplingParams::greedy();
+        Self { hidden: true, max_tokens: Some(1), sampling, ..Self::new(model, input) }
     }
 }
 
@@ -138,6 +218,8 @@ pub enum Chunk {
         /// Where asked for.
         logprobs: Option<TokenLogprobs>,
     },
+    /// The final hidden state of the prompt's last token, `[d_model]`, where it was asked for.
+    Hidden(Vec<f32>),
     /// A sample ended.
     End {
         /// Which.
@@ -180,6 +262,10 @@ pub enum Finish {
     Cancelled,
     /// It failed; fit to be shown to a client.
     Failed(String),
+    /// Its grammar is too complex to go on, or leaves nothing to go on with.
+    Stuck(String),
+    /// The engine did not take it on.
+    Refused(ServiceError),
 }
 
 /// What a request cost. Times are wall-clock nanoseconds.
@@ -267,7 +353,7 @@ pub struct Stats {
 }
 
 /// A request that is not served.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
     /// A field cannot be used.
     #[error("{message}")]
@@ -288,6 +374,15 @@ pub enum ServiceError {
         /// Tokens of the context.
         context: usize,
     },
+    /// What is named is not there.
+    #[error("{0}")]
+    NotFound(&'static str),
+    /// What is there does not go together with it.
+    #[error("{0}")]
+    Conflict(&'static str),
+    /// A file could not be written or read; shows no path.
+    #[error("{0}")]
+    Storage(String),
     /// Too much is waiting already.
     #[error("too many requests are waiting; try again later")]
     Overloaded,
@@ -310,6 +405,11 @@ pub trait Service: Send + Sync + 'static {
 
     /// What goes on now; zeros while there is no engine. May wait for a step to end.
     fn stats(&self) -> Stats;
+
+    /// Whether nothing would be lost if the model were unloaded: no request and no session is there.
+    fn is_idle(&self) -> bool {
+        false
+    }
 
     /// The tokens of an input.
     ///
@@ -334,4 +434,53 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Requests that can never run, and those that there is no room for.
     fn generate(&self, request: Generate) -> Result<Generation, ServiceError>;
+
+    /// Does something with one of a tenant's sessions, and tells how it is then.
+    ///
+    /// # Errors
+    /// Sessions that are not there or in use, and what cannot be done with them.
+    fn session(
+        &self,
+        tenant: TenantId,
+        model: &str,
+        id: &str,
+        call: SessionCall,
+    ) -> Result<SessionState, ServiceError>;
+
+    /// A tenant's sessions, by name.
+    ///
+    /// # Errors
+    /// Where there is no engine.
+    fn sessions(&self, tenant: TenantId, model: &str) -> Result<Vec<SessionState>, ServiceError>;
+
+    /// Registers a question to the request's session, and names it.
+    ///
+    /// # Errors
+    /// As [`Service::generate`].
+    fn register(&self, request: Generate) -> Result<u64, ServiceError>;
+
+    /// Whether a question is answered; with `forget` it is then forgotten.
+    ///
+    /// # Errors
+    /// There is no such session or question.
+    fn question(
+        &self,
+        tenant: TenantId,
+        model: &str,
+        session: &str,
+        question: u64,
+        forget: bool,
+    ) -> Result<bool, ServiceError>;
+
+    /// Asks a registered question.
+    ///
+    /// # Errors
+    /// There is no such session or question, or it cannot be asked any more.
+    fn ask(
+        &self,
+        tenant: TenantId,
+        model: &str,
+        session: &str,
+        question: u64,
+    ) -> Result<Generation, ServiceError>;
 }

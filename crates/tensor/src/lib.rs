@@ -111,6 +111,14 @@ pub trait Backend: Send {
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError>;
 
+    /// Appends the final hidden states, after the last norm and before the head, of the positions
+    /// that got logits in the last step: `[n_wanted, d_model]`, in the order of the logits. Says
+    /// whether this backend has them.
+    fn hidden_states(&self, to: &mut Vec<f32>) -> bool {
+        let _ = to;
+        false
+    }
+
     /// Copies the first `tokens` positions of a block's KV to another block, in all layers
     /// (copy on write).
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize);
@@ -191,6 +199,9 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         (**self).forward(batch, logits)
+    }
+    fn hidden_states(&self, to: &mut Vec<f32>) -> bool {
+        (**self).hidden_states(to)
     }
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {
         (**self).copy_block(from, to, tokens);

@@ -16,6 +16,8 @@ pub struct Toy {
     max_step_tokens: usize,
     /// `[blocks][block_tokens]`
     kv: Vec<Vec<u32>>,
+    /// The first logit of each row of the last step.
+    hidden: Vec<f32>,
     /// The sizes of the steps seen.
     pub steps: Vec<usize>,
     /// A step with this token fails.
@@ -50,6 +52,7 @@ impl Toy {
             block_tokens,
             max_step_tokens,
             kv: vec![vec![EMPTY; block_tokens]; blocks],
+            hidden: Vec::new(),
             steps: Vec::new(),
             fails_on: None,
             nan_after: None,
@@ -150,7 +153,13 @@ impl Backend for Toy {
                 logits.extend(self.row(seq, position + 1));
             }
         }
+        self.hidden = logits.chunks(Self::VOCAB).map(|row| row[0]).collect();
         Ok(())
+    }
+
+    fn hidden_states(&self, to: &mut Vec<f32>) -> bool {
+        to.extend(&self.hidden);
+        true
     }
 
     fn copy_block(&mut self, from: u32, to: u32, tokens: usize) {

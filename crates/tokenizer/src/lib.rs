@@ -7,7 +7,8 @@
 //!
 //! The crate knows byte-level BPE with the pre-tokenizers that GGUF files name, and
 //! SentencePiece-style vocabularies with scores and byte fallback. It also holds what stands
-//! between ids and a reader: an incremental detokenizer and a matcher of stop strings.
+//! between ids and a reader: an incremental detokenizer and a matcher of stop strings; and
+//! [`grammar`], which says what tokens may come next where a text must have a form.
 //!
 //! It reads no model files and does no I/O; it never replaces what it does not know by something
 //! similar, because a wrong pre-tokenizer costs quality without any visible sign.
@@ -18,6 +19,7 @@ mod chat;
 mod detok;
 mod error;
 mod gguf;
+pub mod grammar;
 mod hash;
 mod hf_json;
 #[cfg(test)]

@@ -35,6 +35,7 @@ commands! {
     detokenize => Detokenize,
     eval => Eval,
     inspect => Inspect,
+    man => Man,
     pull => Pull,
     replay => Replay,
     run => Run,

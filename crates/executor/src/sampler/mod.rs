@@ -4,6 +4,7 @@
 //! before truncation as OpenAI's and Hugging Face's APIs have it, while llama.cpp's default puts it
 //! last):
 //!
+//! 0. what a grammar does not allow is left out,
 //! 1. logit bias,
 //! 2. repetition penalty (prompt and output), then presence and frequency penalties (output),
 //! 3. temperature; 0 takes the best token here and ends the chain,
@@ -15,9 +16,9 @@
 //!
 //! A token is a function of its sequence's tokens, the logits, the parameters and the choice's
 //! number alone: batching, chunking and speculation cannot change it. Log-probabilities are those
-//! of the model's own distribution (step 0), whatever the chain does.
+//! of the model's own distribution, before step 0, whatever the chain does.
 //!
-//! Not here: constraints by grammar, and the verification of drafts.
+//! Not here: what a grammar allows, and the verification of drafts.
 
 mod edits;
 mod gumbel;
@@ -29,6 +30,7 @@ pub use params::{ParamError, SamplingParams};
 
 use std::cmp::Reverse;
 
+use dunlin_tokenizer::grammar::GrammarError;
 use dunlin_units::{Noise, Purpose};
 
 use crate::math::{ln, sum_exp};
@@ -59,6 +61,9 @@ pub enum SampleError {
         /// The position whose token was to be chosen.
         position: usize,
     },
+    /// The grammar has nothing to say about how to go on.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
 }
 
 /// Where in which sequence a token is chosen.
@@ -99,6 +104,8 @@ pub struct Sampler {
     truncation: Truncation,
     alternatives: Vec<Ranked>,
     top: Vec<TokenLogprob>,
+    /// `[vocab_size]`: the logits with minus infinity where a token is not allowed.
+    masked: Vec<f32>,
 }
 
 impl Sampler {
@@ -120,6 +127,22 @@ impl Sampler {
         logits: &mut [f32],
         logprobs: Option<usize>,
     ) -> Result<Sampled, SampleError> {
+        self.sample_allowed(params, place, logits, logprobs, None)
+    }
+
+    /// The same among the tokens whose bits are set in `allowed`: bit `i % 32` of word `i / 32` is
+    /// token `i`, and tokens without a word are not allowed.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_allowed(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &mut [f32],
+        logprobs: Option<usize>,
+        allowed: Option<&[u32]>,
+    ) -> Result<Sampled, SampleError> {
         let position = place.tokens.len();
         self.top.clear();
         self.maxima.scan(logits).map_err(|bad| match bad {
@@ -131,9 +154,25 @@ impl Sampler {
             return Err(SampleError::Infinite { position });
         }
         let log_sum = logprobs.map(|count| self.rank_logprobs(logits, raw_max, count));
-        self.edits.apply(params, place.tokens, place.prompt_len, logits, &mut self.maxima);
-        let chosen = self.choose(params, place, logits);
-        self.edits.undo(logits);
+        let chosen = match allowed {
+            None => {
+                self.edits.apply(params, place.tokens, place.prompt_len, logits, &mut self.maxima);
+                let chosen = self.choose(params, place, logits);
+                self.edits.undo(logits);
+                chosen
+            }
+            Some(allowed) => {
+                let mut masked = std::mem::take(&mut self.masked);
+                mask(logits, allowed, &mut masked);
+                // The logits were looked at above, and none was added.
+                let _ = self.maxima.scan(&masked);
+                let edits = &mut self.edits;
+                edits.apply(params, place.tokens, place.prompt_len, &mut masked, &mut self.maxima);
+                let chosen = self.choose(params, place, &masked);
+                self.masked = masked;
+                chosen
+            }
+        };
         let token = chosen.ok_or(SampleError::NothingLeft { position })?;
         let logprob = log_sum.map(|log_sum| f64::from(logits[token as usize]) - log_sum);
         Ok(Sampled { token, logprob })
@@ -181,6 +220,24 @@ impl Sampler {
             gumbel::choose(left, &noise)
         } else {
             Some(gumbel::choose_of_all(logits, argmax, params.temperature, &noise))
+        }
+    }
+}
+
+/// Copies the logits of allowed tokens, and gives the others minus infinity.
+fn mask(logits: &[f32], allowed: &[u32], masked: &mut Vec<f32>) {
+    masked.clear();
+    masked.reserve(logits.len());
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (chunk, word) in logits.chunks(32).zip(words) {
+        match word {
+            0 => masked.extend(chunk.iter().map(|_| f32::NEG_INFINITY)),
+            u32::MAX => masked.extend_from_slice(chunk),
+            word => {
+                masked.extend(chunk.iter().enumerate().map(|(bit, &logit)| {
+                    if word >> bit & 1 == 1 { logit } else { f32::NEG_INFINITY }
+                }))
+            }
         }
     }
 }

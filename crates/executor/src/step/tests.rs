@@ -4,6 +4,8 @@ use dunlin_scheduler::{Entry, Speculate};
 use dunlin_testkit::toy::Toy;
 use dunlin_units::{SeedTree, Stream};
 
+use dunlin_tokenizer::grammar::Grammar;
+
 use super::*;
 use crate::{
     sampler::{SamplePlace, Sampler, SamplingParams},
@@ -28,6 +30,8 @@ fn params(seed: u64, choices: u32, max_tokens: u32) -> GenerationParams {
         speculate: Speculate::Off,
         max_draft: 0,
         text: ChoiceText::new(None, &[], TextOptions::default()),
+        grammar: None,
+        hidden: false,
     }
 }
 
@@ -38,9 +42,16 @@ fn reference(params: &GenerationParams, prompt: &[u32], choice: u32) -> Vec<u32>
     while tokens.len() - prompt.len() < params.max_tokens as usize {
         let mut logits = Toy::logits_after(&tokens);
         let place = SamplePlace { tokens: &tokens, prompt_len: prompt.len(), choice };
-        let token = sampler.sample(&params.sampling, place, &mut logits, None).unwrap().token;
-        tokens.push(token);
-        if params.stop_tokens.contains(&token) {
+        let mut matcher = params.grammar.as_ref().map(|grammar| grammar.matcher());
+        let allowed = matcher.as_mut().map(|m| m.allowed(&tokens[prompt.len()..]).unwrap());
+        let sampled =
+            sampler.sample_allowed(&params.sampling, place, &mut logits, None, allowed).unwrap();
+        tokens.push(sampled.token);
+        let complete = matcher.is_some_and(|mut matcher| {
+            matcher.follow(&tokens[prompt.len()..]).unwrap();
+            matcher.is_complete()
+        });
+        if complete || params.stop_tokens.contains(&sampled.token) {
             break;
         }
     }
@@ -154,7 +165,12 @@ fn random_tree(random: &mut Stream, right: &[u32]) -> Vec<DraftNode> {
 
 #[test]
 fn random_plans_with_drafts_give_what_plain_decoding_gives() {
-    for seed in 0..60u64 {
+    random_plans(60, &|_| None);
+}
+
+/// Runs random plans of requests, some of which have the grammars that are given by number.
+fn random_plans(seeds: u64, grammar_of: &dyn Fn(u32) -> Option<Grammar>) {
+    for seed in 0..seeds {
         let mut random = SeedTree::root(seed).child("plans").stream();
         let mut driver = Driver::new(Toy::new(400, BLOCK, 400), 1 + seed as usize % 3);
         let mut all: Vec<Planned> = (0..6)
@@ -162,7 +178,8 @@ fn random_plans_with_drafts_give_what_plain_decoding_gives() {
                 let prompt =
                     Toy::prompt(seed * 10 + u64::from(id), 1 + random.next_below(20) as usize);
                 let mut params = params(seed + u64::from(id), 1, 1 + random.next_below(25) as u32);
-                params.stop_tokens = vec![3];
+                params.grammar = grammar_of(id);
+                params.stop_tokens = vec![if params.grammar.is_some() { 48 } else { 3 }];
                 driver.start(id, params, &prompt)
             })
             .collect();
@@ -204,7 +221,10 @@ fn random_plans_with_drafts_give_what_plain_decoding_gives() {
                 planned.computed += commit.tokens as usize - 1;
                 let output = driver.output(planned);
                 assert!(planned.wanted.starts_with(output), "seed {seed}: {output:?}");
-                let ended = output.last() == Some(&3);
+                let complete = ChoiceEnd::Complete;
+                let generation = driver.executor.generation(RequestId(i as u64)).unwrap();
+                let ended = output.last() == Some(&generation.params.stop_tokens[0])
+                    || generation.choices[0].end == Some(complete);
                 assert_eq!(commit.end, ended.then_some(SampleEnd::Stop), "seed {seed}");
             }
         }
@@ -371,3 +391,5 @@ fn a_request_that_was_released_gets_no_more_tokens() {
     assert_eq!(outcome.commits[0], Commit::default());
     assert_eq!(outcome.tokens, good.wanted[..1]);
 }
+
+mod constrained;

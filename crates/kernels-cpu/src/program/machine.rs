@@ -4,7 +4,7 @@ use super::attend::Attention;
 use super::buffers::{Acts, Floats, Shared};
 use super::moe::Routes;
 use super::{Op, Program, Rows, ops};
-use crate::elementwise::RopeTable;
+use crate::elementwise::{self, RopeTable};
 use crate::kv::KvPool;
 use crate::matmul::Scratch;
 use crate::pack::PackedMatrix;
@@ -268,6 +268,19 @@ impl Machine {
             self.floats[out].values.take_back();
         }
         Ok(())
+    }
+
+    /// Appends the normed hidden states, `[wanted, d]`, that the head read in the last step.
+    pub fn hidden_states(&self, weights: Weights<'_>, to: &mut Vec<f32>) -> bool {
+        let Some((buffer, weight, eps)) = self.program.hidden else { return false };
+        let floats = &self.floats[buffer.0];
+        for row in 0..self.wanted.len() {
+            let start = to.len();
+            to.resize(start + floats.width, 0.0);
+            let weight = &weights.vectors[weight.0];
+            elementwise::rms_norm(self.cpu, floats.row(row), weight, eps, &mut to[start..]);
+        }
+        true
     }
 
     fn list_tokens(&mut self, batch: &[SequenceInput<'_>]) {

@@ -202,4 +202,6 @@ pub struct Program {
     pub ropes: Vec<dunlin_spec::RopeSpec>,
     /// Where the logits end up.
     pub logits: Option<FloatBuf>,
+    /// What the head reads, before its norm: `[wanted, d]`; the norm's weight, and its epsilon.
+    pub hidden: Option<(FloatBuf, VectorId, f32)>,
 }

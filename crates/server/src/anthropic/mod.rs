@@ -18,14 +18,16 @@ pub(crate) use types::{
 
 use crate::{
     app::{App, json},
+    constraint::Fields,
     error::{ApiError, Protocol},
     openai::{
-        chat::tool_format,
+        chat::{one_of, tool_format},
         fields::{check_sampling, checked_stops, refuse},
     },
     reply::{Piece, Reply, Tools, WholeChoice, whole},
     service::{Chat, Finish, Generate, Input, ModelInfo, Usage},
     stream::{Encoder, push_event, respond},
+    tools::Forced,
 };
 use types::{BlockDelta, MessageEnd, StreamEvent};
 
@@ -105,22 +107,30 @@ fn conversation(
     let mut chat = Chat { messages, ending, ..Chat::default() };
     let given = tools.unwrap_or_default();
     let choice = tool_choice.and_then(|c| c.get("type")).and_then(Value::as_str);
-    match (choice, tool_choice.is_some_and(|c| !c.is_null())) {
+    let names: Vec<String> = given.iter().map(|tool| tool.name.clone()).collect();
+    let single = tool_choice.and_then(|c| c.get("disable_parallel_tool_use"));
+    let several = single != Some(&Value::Bool(true));
+    let forced = match (choice, tool_choice.is_some_and(|c| !c.is_null())) {
         (Some("none"), _) => return Ok((chat, None)),
-        (Some("auto"), _) | (None, false) => {}
-        (Some("any" | "tool"), _) => {
-            let problem = "this server cannot force a call; it can be auto or none";
-            return Err(ApiError::unsupported("tool_choice.type", problem));
+        (Some("auto"), _) | (None, false) if given.is_empty() => return Ok((chat, None)),
+        (Some("auto"), _) | (None, false) => None,
+        (Some("any" | "tool"), _) if given.is_empty() => {
+            return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-        _ => return Err(ApiError::field("tool_choice.type", "it must be auto or none")),
-    }
-    if given.is_empty() {
-        return Ok((chat, None));
-    }
+        (Some("any"), _) => Some(Forced { only: None, several }),
+        (Some("tool"), _) => {
+            let name = tool_choice.and_then(|c| c.get("name")).and_then(Value::as_str);
+            Some(one_of(&names, name, "tool_choice.name")?)
+        }
+        _ => {
+            let problem = "it must be auto, any, tool or none";
+            return Err(ApiError::field("tool_choice.type", problem));
+        }
+    };
     let format = tool_format(model, "tools")?;
     chat.tools = messages::tools(given)?;
-    let names = given.iter().map(|tool| tool.name.clone()).collect();
-    Ok((chat, Some(Tools { format, names })))
+    let tools = Tools::new(format, names, forced, &chat.tools);
+    Ok((chat, Some(tools)))
 }
 
 /// What the engine is asked for.
@@ -135,9 +145,11 @@ fn plan(
     // A model that never thinks is one that may and does not.
     let harmless = [r#"{"type":"disabled"}"#, r#"{"type":"adaptive"}"#];
     let format = request.output_config.as_ref().and_then(|config| config.get("format"));
+    let mut fields = Fields::default();
+    fields.format(format, "output_config.format", "output_config.format.schema")?;
+    let constraint = fields.into_constraint();
     refuse(&[
         ("thinking", request.thinking.as_ref(), &harmless),
-        ("output_config.format", format, &[]),
         ("container", request.container.as_ref(), &[]),
         ("mcp_servers", request.mcp_servers.as_ref(), &[]),
         ("context_management", request.context_management.as_ref(), &[]),
@@ -152,7 +164,12 @@ fn plan(
         request.tool_choice.as_ref(),
         model,
     )?;
+    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
+        let problem = "it cannot be combined with tools; tool_choice can be none";
+        return Err(ApiError::field(constraint.field, problem));
+    }
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
+    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
     generate.max_tokens = Some(request.max_tokens as usize);
     let stops = request.stop_sequences.unwrap_or_default();
     generate.stop_strings = checked_stops(stops, "stop_sequences")?;

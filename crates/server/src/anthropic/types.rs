@@ -29,11 +29,11 @@ pub struct MessagesRequest {
     pub top_k: Option<u32>,
     /// Tools that the model may call.
     pub tools: Option<Vec<AnthropicTool>>,
-    /// `auto` or `none`.
+    /// `auto`, `any`, `none`, or the tool that must be called.
     pub tool_choice: Option<Value>,
     /// `disabled` or `adaptive`.
     pub thinking: Option<Value>,
-    /// How hard to try has no effect; a format is not supported.
+    /// How hard to try has no effect; `format` is what the answer must be: `json_schema`.
     pub output_config: Option<Value>,
     /// Not supported.
     pub container: Option<Value>,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::fields::{Cost, OllamaError, Options, check_format, check_images, done_reason, think};
+use super::fields::{Cost, OllamaError, Options, check_images, done_reason, format, think};
 use crate::{
     app::{self, App},
     error::{ApiError, Protocol},
@@ -32,7 +32,7 @@ pub struct OllamaChatRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Value>>,
-    /// Not supported.
+    /// What the answer must be: `json`, or a JSON schema.
     format: Option<Value>,
     /// How tokens are chosen, and how many.
     options: Option<Options>,
@@ -149,13 +149,16 @@ fn plan(
     model: &ModelInfo,
     app: &App,
 ) -> Result<(Generate, Option<Tools>), ApiError> {
-    check_format(request.format.as_ref())?;
+    let constraint = format(request.format.as_ref())?;
     let described = request.tools.unwrap_or_default();
     let names = tool_names(&described)?;
     let tools = match names.is_empty() {
         true => None,
-        false => Some(Tools { format: tool_format(model, "tools")?, names }),
+        false => Some(Tools::new(tool_format(model, "tools")?, names, None, &described)),
     };
+    if constraint.is_some() && tools.is_some() {
+        return Err(ApiError::field("format", "it cannot be combined with tools"));
+    }
     let messages = request.messages.into_iter().enumerate();
     let messages: Vec<Value> = messages.map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
     let last = messages.last().unwrap_or(&Value::Null);
@@ -167,6 +170,7 @@ fn plan(
         ending: if continues { ChatEnding::Continue } else { ChatEnding::Generation },
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
+    generate.constraint = constraint;
     request.options.unwrap_or_default().apply(&mut generate, model, app)?;
     Ok((generate, tools))
 }

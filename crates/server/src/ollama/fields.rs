@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
+    constraint::{Constraint, Fields},
     error::ApiError,
     openai::fields::{Stop, check_sampling, checked_stops},
     service::{Finish, Generate, ModelInfo, Usage},
@@ -132,15 +133,20 @@ pub fn done_reason(finish: &Finish) -> &'static str {
     if *finish == Finish::Length { "length" } else { "stop" }
 }
 
-/// Refuses what would need constrained decoding.
+/// What the answer must be.
 ///
 /// # Errors
-/// A format that is neither missing nor empty.
-pub fn check_format(format: Option<&Value>) -> Result<(), ApiError> {
+/// A name that is not `json`.
+pub fn format(format: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     match format {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(name)) if name.is_empty() => Ok(()),
-        Some(_) => Err(ApiError::unsupported("format", "this server does not support it")),
+        Some(Value::String(name)) if !["", "json"].contains(&name.as_str()) => {
+            Err(ApiError::field("format", "it must be json or a schema"))
+        }
+        format => {
+            let mut fields = Fields::default();
+            fields.schema("format", format)?;
+            Ok(fields.into_constraint())
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::fields::{Cost, OllamaError, Options, check_format, check_images, done_reason, think};
+use super::fields::{Cost, OllamaError, Options, check_images, done_reason, format, think};
 use crate::{
     app::{self, App},
     error::{ApiError, Protocol},
@@ -41,7 +41,7 @@ pub struct OllamaGenerateRequest {
     /// Not supported.
     #[schema(value_type = Option<Vec<Object>>)]
     images: Option<Vec<Value>>,
-    /// Not supported.
+    /// What the answer must be: `json`, or a JSON schema.
     format: Option<Value>,
     /// How tokens are chosen, and how many.
     options: Option<Options>,
@@ -115,7 +115,7 @@ fn plan(
     model: &ModelInfo,
     app: &App,
 ) -> Result<Generate, ApiError> {
-    check_format(request.format.as_ref())?;
+    let constraint = format(request.format.as_ref())?;
     check_images(request.images.as_deref(), "images")?;
     refuse(&[
         ("suffix", request.suffix.as_ref(), &[]),
@@ -138,6 +138,7 @@ fn plan(
         })
     };
     let mut generate = Generate::new(model.id.clone(), input);
+    generate.constraint = constraint;
     request.options.unwrap_or_default().apply(&mut generate, model, app)?;
     Ok(generate)
 }

@@ -21,7 +21,7 @@ use crate::{
     reply::{Piece, Reply, Tools, WholeChoice, whole},
     service::{Chat, ChatEnding, Generate, Input, ModelInfo},
     stream::{Encoder, push_data, respond},
-    tools::{ToolCall, ToolFormat},
+    tools::{Forced, ToolCall, ToolFormat},
 };
 
 request! {
@@ -39,13 +39,11 @@ request! {
         /// Functions that the model may call.
         #[schema(value_type = Option<Vec<Object>>)]
         tools: Option<Vec<Value>>,
-        /// `auto` or `none`.
+        /// `auto`, `none`, `required`, or the function that must be called.
         tool_choice: Option<Value>,
-        /// Whether there may be several calls; has no effect.
-        #[serde(rename = "parallel_tool_calls")]
-        _parallel_tool_calls: Option<bool>,
-        /// `text` alone.
-        response_format: Option<Value>,
+        /// Whether an answer that must call may do so several times; it may unless this is false or
+        /// the function is named.
+        parallel_tool_calls: Option<bool>,
         /// Further variables of the chat template.
         #[schema(value_type = Option<Object>)]
         chat_template_kwargs: Option<Map<String, Value>>,
@@ -271,7 +269,6 @@ fn plan(
 ) -> Result<(Generate, Option<Tools>), ApiError> {
     request.refuse_shared()?;
     refuse(&[
-        ("response_format", request.response_format.as_ref(), &[r#"{"type":"text"}"#]),
         ("modalities", request.modalities.as_ref(), &[r#"["text"]"#]),
         ("audio", request.audio.as_ref(), &[]),
         ("functions", request.functions.as_ref(), &[]),
@@ -310,7 +307,12 @@ fn plan(
         (Some(false), _) => ChatEnding::Closed,
         _ => ChatEnding::Generation,
     };
+    let constraint = request.constraint()?;
     let (tools, described) = tools(&request, model)?;
+    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
+        let problem = "it cannot be combined with tools; tool_choice can be none";
+        return Err(ApiError::field(constraint.field, problem));
+    }
     let chat = Chat {
         messages: messages(&request.messages)?,
         tools: described,
@@ -319,6 +321,7 @@ fn plan(
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
     generate.logprobs = logprobs.map(|top| top as usize);
+    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
     request.shared().apply(&mut generate, &app.identity, model.vocab_size)?;
     Ok((generate, tools))
 }
@@ -331,21 +334,40 @@ fn tools(
     let given = request.tools.as_deref().unwrap_or_default();
     let names = tool_names(given)?;
     let choice = request.tool_choice.as_ref().filter(|choice| !choice.is_null());
-    match choice.map(|choice| choice.as_str().unwrap_or("one")) {
+    let several = request.parallel_tool_calls != Some(false);
+    let forced = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
         Some("none") => return Ok((None, Vec::new())),
         None if given.is_empty() => return Ok((None, Vec::new())),
         Some(_) if given.is_empty() => {
             return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-        None | Some("auto") => {}
-        Some("required" | "one") => {
-            let problem = "this server cannot force a call; it can be auto or none";
-            return Err(ApiError::unsupported("tool_choice", problem));
+        None | Some("auto") => None,
+        Some("required") => Some(Forced { only: None, several }),
+        Some("one") => {
+            let name = choice.and_then(|c| c.get("function")?.get("name")?.as_str());
+            Some(one_of(&names, name, "tool_choice.function.name")?)
         }
-        Some(_) => return Err(ApiError::field("tool_choice", "it must be auto or none")),
-    }
+        Some(_) => {
+            let problem = "it must be auto, none, required or a function";
+            return Err(ApiError::field("tool_choice", problem));
+        }
+    };
     let format = tool_format(model, "tools")?;
-    Ok((Some(Tools { format, names }), given.to_vec()))
+    Ok((Some(Tools::new(format, names, forced, given)), given.to_vec()))
+}
+
+/// A call of the tool of this name, which must be there.
+///
+/// # Errors
+/// No name, or that of no tool, told as a problem of `field`.
+pub(crate) fn one_of(
+    names: &[String],
+    name: Option<&str>,
+    field: &str,
+) -> Result<Forced, ApiError> {
+    let known = name.filter(|name| names.iter().any(|known| known == name));
+    let only = known.ok_or_else(|| ApiError::field(field, "it must be the name of a tool"))?;
+    Ok(Forced { only: Some(only.into()), several: false })
 }
 
 /// How a model writes calls.

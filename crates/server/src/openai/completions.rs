@@ -18,7 +18,8 @@ use crate::{
     app::{App, json},
     error::{ApiError, Protocol},
     reply::{Piece, Reply, WholeChoice, whole},
-    service::{Generate, Input, ModelInfo, TokenLogprobs},
+    service::{Generate, InSession, Input, ModelInfo, TokenLogprobs},
+    sessions::KeepOf,
     stream::{Encoder, push_data, respond},
 };
 
@@ -84,8 +85,8 @@ request! {
         best_of: Option<u32>,
         /// Not supported.
         suffix: Option<Value>,
-        /// `text` alone.
-        response_format: Option<Value>,
+        /// In queries of sessions: what the session keeps, `all`, `prompt` or `none`.
+        keep: Option<KeepOf>,
     }
 }
 
@@ -161,11 +162,24 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let request: CompletionRequest = app.read(request).await?;
     let model = app.model(request.model.as_deref())?;
+    answer(&app, model, request, None).await
+}
+
+/// Answers a request, in a session where one is named.
+///
+/// # Errors
+/// Requests that are not taken, and answers that fail before they are begun.
+pub(crate) async fn answer(
+    app: &Arc<App>,
+    model: ModelInfo,
+    request: CompletionRequest,
+    session: Option<String>,
+) -> Result<Response, ApiError> {
     let streams = request.stream.unwrap_or(false);
     let wants_usage = wants_usage(request.stream_options, streams)?;
     let logprobs = request.logprobs.is_some();
     let echo = request.echo.unwrap_or(false);
-    let generate = plan(request, &model, &app)?;
+    let generate = plan(request, &model, app, session)?;
     let echoed = match &generate.input {
         _ if !echo => String::new(),
         Input::Text(text) => text.clone(),
@@ -175,19 +189,34 @@ pub(crate) async fn create(
         }
         Input::Chat(_) => String::new(),
     };
-    let choices = generate.choices;
-    let reply = Reply::start(&app, generate, None).await?;
-    let mut stream = CompletionStream {
-        id: app.identity.id("cmpl-"),
-        created: app.identity.unix_seconds(),
-        model: model.id,
-        usage: wants_usage,
-        offsets: vec![echoed.chars().count(); choices as usize],
-        echoed,
-    };
+    let reply = Reply::start(app, generate, None).await?;
+    let stream = CompletionStream::new(app, model, reply.choices(), echoed, wants_usage);
+    write(app, reply, stream, streams, logprobs).await
+}
+
+/// Writes an answer that has been asked for.
+///
+/// # Errors
+/// Answers that fail before they are begun.
+pub(crate) async fn respond_with(
+    app: &App,
+    model: ModelInfo,
+    reply: Reply,
+    streams: bool,
+) -> Result<Response, ApiError> {
+    let stream = CompletionStream::new(app, model, reply.choices(), String::new(), false);
+    write(app, reply, stream, streams, false).await
+}
+
+async fn write(
+    app: &App,
+    reply: Reply,
+    mut stream: CompletionStream,
+    streams: bool,
+    logprobs: bool,
+) -> Result<Response, ApiError> {
     if streams {
-        let keep_alive = app.config.keep_alive;
-        return Ok(respond(reply, stream, keep_alive));
+        return Ok(respond(reply, stream, app.config.keep_alive));
     }
     let (choices, usage) = whole(reply).await?;
     let choices = (0..).zip(choices).map(|(i, c)| whole_choice(i, c, &stream.echoed, logprobs));
@@ -195,17 +224,22 @@ pub(crate) async fn create(
     Ok(json(&stream.body(choices.collect(), Some((&usage).into()))))
 }
 
-/// What the engine is asked for.
-fn plan(
+/// What the engine is asked for, in a session where one is named.
+///
+/// # Errors
+/// The first field that cannot be used.
+pub(crate) fn plan(
     mut request: CompletionRequest,
     model: &ModelInfo,
     app: &App,
+    session: Option<String>,
 ) -> Result<Generate, ApiError> {
+    if request.keep.is_some() && session.is_none() {
+        return Err(ApiError::field("keep", "it is for queries of sessions"));
+    }
     request.refuse_shared()?;
-    refuse(&[
-        ("suffix", request.suffix.as_ref(), &[]),
-        ("response_format", request.response_format.as_ref(), &[r#"{"type":"text"}"#]),
-    ])?;
+    refuse(&[("suffix", request.suffix.as_ref(), &[])])?;
+    let constraint = request.constraint()?;
     if request.best_of.is_some_and(|best_of| best_of != request.n.unwrap_or(1)) {
         return Err(ApiError::unsupported("best_of", "it can only be the same as n"));
     }
@@ -230,6 +264,9 @@ fn plan(
     };
     let mut generate = Generate::new(model.id.clone(), input);
     generate.logprobs = request.logprobs.map(|top| top as usize);
+    generate.constraint = constraint;
+    let keep = request.keep.unwrap_or_default().into();
+    generate.session = session.map(|id| InSession { id, keep });
     request.max_tokens = request.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
     request.shared().apply(&mut generate, &app.identity, model.vocab_size)?;
     Ok(generate)
@@ -264,6 +301,17 @@ struct CompletionStream {
 }
 
 impl CompletionStream {
+    fn new(app: &App, model: ModelInfo, choices: u32, echoed: String, usage: bool) -> Self {
+        Self {
+            id: app.identity.id("cmpl-"),
+            created: app.identity.unix_seconds(),
+            model: model.id,
+            usage,
+            offsets: vec![echoed.chars().count(); choices as usize],
+            echoed,
+        }
+    }
+
     fn body(&self, choices: Vec<CompletionChoice>, usage: Option<UsageBody>) -> Completion {
         Completion {
             id: self.id.clone(),

@@ -136,6 +136,22 @@ macro_rules! request {
             /// Has no effect: equal prefixes are always found.
             #[serde(rename = "cache_prompt")]
             pub _cache_prompt: Option<serde_json::Value>,
+            /// What the answer must be: `text`, `json_object` or `json_schema`.
+            pub response_format: Option<serde_json::Value>,
+            /// A JSON schema that the answer must fit, as an object or as its text.
+            #[serde(alias = "guided_json")]
+            pub json_schema: Option<serde_json::Value>,
+            /// A regular expression that the whole answer must match.
+            #[serde(alias = "guided_regex")]
+            pub regex: Option<serde_json::Value>,
+            /// A grammar, in Lark or GBNF, of which the answer must be a sentence.
+            #[serde(alias = "guided_grammar", alias = "ebnf")]
+            pub grammar: Option<serde_json::Value>,
+            /// Texts of which the answer must be one.
+            pub guided_choice: Option<serde_json::Value>,
+            /// The same as an object, which has one of `json`, `regex`, `choice`, `grammar` and
+            /// `json_object`.
+            pub structured_outputs: Option<serde_json::Value>,
             /// A router's name for the request; has no effect.
             #[serde(rename = "rid", alias = "request_id")]
             pub _rid: Option<serde_json::Value>,
@@ -155,6 +171,26 @@ macro_rules! request {
                     ("use_beam_search", self.use_beam_search.as_ref(), &[]),
                     ("min_tokens", self.min_tokens.as_ref(), &["0"]),
                 ])
+            }
+
+            /// What the answer must be.
+            fn constraint(
+                &self,
+            ) -> Result<Option<$crate::constraint::Constraint>, $crate::error::ApiError> {
+                use dunlin_tokenizer::grammar::GrammarSource;
+                let mut fields = $crate::constraint::Fields::default();
+                fields.response_format(self.response_format.as_ref())?;
+                fields.schema("json_schema", self.json_schema.as_ref())?;
+                fields.text("regex", self.regex.as_ref(), GrammarSource::Regex)?;
+                fields.text("grammar", self.grammar.as_ref(), GrammarSource::Grammar)?;
+                fields.choice("guided_choice", self.guided_choice.as_ref())?;
+                fields.structured_outputs(self.structured_outputs.as_ref())?;
+                let constraint = fields.into_constraint();
+                if constraint.is_some() && self.ignore_eos == Some(true) {
+                    let problem = "an answer that is constrained ends where it is complete";
+                    return Err($crate::error::ApiError::field("ignore_eos", problem));
+                }
+                Ok(constraint)
             }
 
             /// Takes the shared fields out.

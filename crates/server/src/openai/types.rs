@@ -168,6 +168,6 @@ pub fn finish_reason(finish: &Finish, calls: usize) -> &'static str {
         Finish::Length => "length",
         _ if calls > 0 => "tool_calls",
         Finish::StopToken | Finish::StopString(_) => "stop",
-        Finish::Cancelled | Finish::Failed(_) => "error",
+        Finish::Cancelled | Finish::Failed(_) | Finish::Stuck(_) | Finish::Refused(_) => "error",
     }
 }

@@ -7,11 +7,13 @@
 //! it is, so nothing is lost and nothing malformed is handed on as a call.
 
 mod call;
+mod forced;
 mod hermes;
 mod llama3;
 mod mistral;
 
 pub use call::ToolCall;
+pub use forced::Forced;
 
 /// How a family writes its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

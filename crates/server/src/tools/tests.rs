@@ -155,3 +155,5 @@ fn formats_are_told_by_the_template() {
     assert_eq!(ToolFormat::Mistral.call_id("0123456789abcdef"), "789abcdef");
     assert_eq!(ToolFormat::Hermes.call_id("01"), "call_01");
 }
+
+mod forced;

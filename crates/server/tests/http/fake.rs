@@ -10,11 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dunlin_kvcache::TenantId;
 use dunlin_server::{
     App, Config, Ended, Identity, serve,
     service::{
         Chat, ChatEnding, Chunk, Finish, Generate, Generation, Health, Input, ModelInfo, OnDrop,
-        Service, ServiceError, Stats, TokenLogprob, TokenLogprobs, Usage,
+        Service, ServiceError, SessionCall, SessionState, Stats, TokenLogprob, TokenLogprobs,
+        Usage,
     },
 };
 use tokio::sync::{mpsc, oneshot};
@@ -34,6 +36,8 @@ pub struct Fake {
     pub refusal: Mutex<Option<ServiceError>>,
     /// What was asked for.
     pub seen: Mutex<Vec<Generate>>,
+    /// What was done with sessions.
+    pub calls: Mutex<Vec<(String, SessionCall)>>,
     /// Requests that are under way.
     pub live: Arc<AtomicUsize>,
 }
@@ -47,6 +51,7 @@ impl Fake {
             holds: Mutex::new(false),
             refusal: Mutex::new(None),
             seen: Mutex::new(Vec::new()),
+            calls: Mutex::default(),
             live: Arc::default(),
         }
     }
@@ -183,7 +188,10 @@ impl Service for Fake {
         }
         self.seen.lock().unwrap().push(request);
         let (sender, chunks) = mpsc::channel(4);
-        let script = self.script.lock().unwrap().clone();
+        let mut script = self.script.lock().unwrap().clone();
+        if self.seen.lock().unwrap().last().is_some_and(|request| request.hidden) {
+            script = vec![Chunk::Hidden(vec![3.0, 0.0, -4.0]), end(Finish::Length), usage(7, 0, 1)];
+        }
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = cancelled.clone();
         let cancel = OnDrop::new(move || flag.store(true, Ordering::SeqCst));
@@ -201,6 +209,55 @@ impl Service for Fake {
             live.fetch_sub(1, Ordering::SeqCst);
         });
         Ok(Generation { prompt_tokens: 7, chunks, cancel })
+    }
+
+    /// All sessions are there but those called `missing`.
+    fn session(
+        &self,
+        _: TenantId,
+        _: &str,
+        id: &str,
+        call: SessionCall,
+    ) -> Result<SessionState, ServiceError> {
+        self.calls.lock().unwrap().push((id.to_string(), call.clone()));
+        let id = match call {
+            _ if id == "missing" => return Err(ServiceError::NotFound("there is no session")),
+            SessionCall::Fork { to } => to,
+            _ => id.to_string(),
+        };
+        Ok(SessionState { id, tokens: 5, busy: false })
+    }
+
+    fn sessions(&self, _: TenantId, _: &str) -> Result<Vec<SessionState>, ServiceError> {
+        Ok(vec![SessionState { id: "a".into(), tokens: 5, busy: true }])
+    }
+
+    fn register(&self, request: Generate) -> Result<u64, ServiceError> {
+        self.seen.lock().unwrap().push(request);
+        Ok(7)
+    }
+
+    fn question(
+        &self,
+        _: TenantId,
+        _: &str,
+        _: &str,
+        question: u64,
+        _: bool,
+    ) -> Result<bool, ServiceError> {
+        let unknown = ServiceError::NotFound("there is no such question");
+        if question == 7 { Ok(true) } else { Err(unknown) }
+    }
+
+    fn ask(
+        &self,
+        tenant: TenantId,
+        model: &str,
+        session: &str,
+        question: u64,
+    ) -> Result<Generation, ServiceError> {
+        self.question(tenant, model, session, question, false)?;
+        self.generate(Generate::new(model.into(), Input::Text("asked".into())))
     }
 }
 

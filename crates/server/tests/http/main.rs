@@ -2,7 +2,9 @@
 
 mod anthropic;
 mod client;
+mod constraint;
 mod fake;
+mod faults;
 mod hostile;
 mod lifecycle;
 mod ollama;
@@ -11,4 +13,5 @@ mod openapi;
 mod operation;
 mod responses;
 mod text;
+mod tls;
 mod tools;

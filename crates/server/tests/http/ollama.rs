@@ -169,9 +169,9 @@ fn errors_have_ollamas_shape() {
         ),
         (
             "/api/chat",
-            r#"{"model":"tiny","format":"json","messages":[{"role":"user","content":"a"}]}"#,
+            r#"{"model":"tiny","format":"yaml","messages":[{"role":"user","content":"a"}]}"#,
             400,
-            "format: this server does not support it",
+            "format: it must be json or a schema",
         ),
         (
             "/api/generate",

@@ -3,7 +3,7 @@
 use dunlin_engine::{DrafterKind, Speculate};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_server::service::{ChatEnding, Chunk, Finish, Input, Usage};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::fake::{Server, answer, end, logprobs, token, usage};
 
@@ -288,12 +288,51 @@ fn models() {
     assert_eq!(answer.json()["error"]["code"], "model_not_found");
 }
 
+/// The scripted engine's hidden state is (3, 0, -4).
 #[test]
-fn embeddings_are_not_there() {
-    let answer = Server::new().post("/v1/embeddings", r#"{"input":"a","model":"tiny"}"#);
-    assert_eq!(answer.status, 501);
-    assert_eq!(answer.header("x-should-retry"), Some("false"));
-    assert_eq!(answer.json()["error"]["code"], "not_implemented");
+fn embeddings_are_unit_vectors() {
+    let server = Server::new();
+    let post = |body: &str| server.post("/v1/embeddings", body).text().to_string();
+    let one = r#"{"object":"embedding","index":0,"embedding":[0.6,0.0,-0.8]}"#;
+    let usage = r#""model":"tiny","usage":{"prompt_tokens":7,"total_tokens":7}}"#;
+    for input in [r#""a""#, r#"["a"]"#, "[97]", "[[97]]"] {
+        let answer = post(&format!(r#"{{"input":{input},"model":"tiny"}}"#));
+        assert_eq!(answer, format!(r#"{{"object":"list","data":[{one}],{usage}"#));
+    }
+    assert!(server.fake.seen.lock().unwrap().iter().all(|g| g.hidden && g.max_tokens == Some(1)));
+    let cut: Value = serde_json::from_str(&post(r#"{"input":"a","dimensions":2}"#)).unwrap();
+    assert_eq!(cut["data"][0]["embedding"], json!([1.0, 0.0]));
+    let answer = post(r#"{"input":["a","b","c"],"encoding_format":"base64"}"#);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    // 0.6, 0 and -0.8 as 32-bit floats, by Python's base64 and struct.
+    for index in 0..3 {
+        let data = &answer["data"][index];
+        assert_eq!(
+            (&data["embedding"], &data["index"]),
+            (&json!("mpkZPwAAAADNzEy/"), &json!(index))
+        );
+    }
+    assert_eq!(answer["usage"]["total_tokens"], 21);
+    for (body, field) in [
+        (r#"{"input":[]}"#, "input"),
+        (r#"{"input":""}"#, "input"),
+        (r#"{"input":["a",""]}"#, "input"),
+        (r#"{"input":["a",5]}"#, "input"),
+        (r#"{"input":[-1]}"#, "input"),
+        (r#"{"input":{"a":1}}"#, "input"),
+        (r#"{"input":"a","dimensions":0}"#, "dimensions"),
+        (r#"{"input":"a","dimensions":4}"#, "dimensions"),
+        (r#"{"input":"a","encoding_format":"hex"}"#, "encoding_format"),
+        (r#"{"input":"a","task":"x"}"#, "task"),
+        ("{}", "input"),
+    ] {
+        let answer = server.post("/v1/embeddings", body);
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (400, &json!(field)),
+            "{body}"
+        );
+    }
 }
 
 /// What sglang-router 0.3.2 makes of plain requests.

@@ -86,7 +86,7 @@ fn every_described_path_is_served() {
     let server = Server::new();
     let api = api(&server);
     let paths = api["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 24);
+    assert_eq!(paths.len(), 36);
     for (path, methods) in paths {
         let path = path.replace("{id}", "tiny");
         for method in methods.as_object().unwrap().keys() {
@@ -135,7 +135,7 @@ fn answers_are_what_is_described() {
             200,
         ),
         ("post", "/v1/responses", json!({"input": 5}), 400),
-        ("post", "/v1/embeddings", json!({"input": "a"}), 501),
+        ("post", "/v1/embeddings", json!({"input": "a"}), 200),
         ("get", "/live", Value::Null, 200),
         ("get", "/v1/models", Value::Null, 200),
         ("get", "/v1/models/{id}", Value::Null, 200),
@@ -160,6 +160,25 @@ fn answers_are_what_is_described() {
         ("post", "/api/show", json!({"model": "tiny"}), 200),
         ("get", "/api/ps", Value::Null, 200),
         ("get", "/api/version", Value::Null, 200),
+        ("post", "/v1/embeddings", json!({"input": []}), 400),
+        ("post", "/v1/sessions", json!({"id": "a"}), 200),
+        ("post", "/v1/sessions", json!({"id": "../a"}), 400),
+        ("get", "/v1/sessions", Value::Null, 200),
+        ("get", "/v1/sessions/{id}", Value::Null, 200),
+        ("delete", "/v1/sessions/{id}", Value::Null, 200),
+        ("post", "/v1/sessions/{id}/append", json!({"input": [1, 2]}), 200),
+        ("post", "/v1/sessions/{id}/query", json!({"prompt": "a", "keep": "none"}), 200),
+        ("post", "/v1/sessions/{id}/query", json!({"prompt": "a", "keep": "some"}), 400),
+        ("post", "/v1/sessions/{id}/fork", json!({"to": "b"}), 200),
+        ("post", "/v1/sessions/{id}/rewind", json!({"tokens": 3}), 200),
+        ("post", "/v1/sessions/{id}/prune", json!({"from": 1, "to": 3}), 200),
+        ("post", "/v1/sessions/{id}/save", json!({"file": "a.b"}), 200),
+        ("post", "/v1/sessions/{id}/restore", json!({"file": "a"}), 200),
+        ("post", "/v1/sessions/{id}/questions", json!({"prompt": "a"}), 200),
+        ("post", "/v1/sessions/{id}/questions", json!({"prompt": "a", "n": 2}), 400),
+        ("get", "/v1/sessions/{id}/questions/{question}", Value::Null, 200),
+        ("delete", "/v1/sessions/{id}/questions/{question}", Value::Null, 200),
+        ("post", "/v1/sessions/{id}/questions/{question}/ask", json!({}), 200),
         ("post", "/tokenize", json!({"content": "a"}), 200),
         ("post", "/detokenize", json!({"tokens": [97]}), 200),
         ("post", "/apply-template", json!({"messages": message}), 200),
@@ -169,7 +188,7 @@ fn answers_are_what_is_described() {
         ("get", "/model_info", Value::Null, 200),
     ] {
         let body_text = if body.is_null() { String::new() } else { body.to_string() };
-        let real = path.replace("{id}", "tiny");
+        let real = path.replace("{id}", "tiny").replace("{question}", "q_7");
         let answer = server.send(&method.to_uppercase(), &real, &[], body_text.as_bytes());
         assert_eq!(answer.status, status, "{path}: {}", answer.text());
         let described = &api["paths"][path][method];

@@ -174,13 +174,14 @@ fn tools_that_cannot_be_used() {
     assert_eq!(post(json!({"tools": [{"type": "x"}]})), "tools[0].type");
     assert_eq!(post(json!({"tools": [7]})), "tools[0].type");
     assert_eq!(post(json!({"tool_choice": "auto"})), "tool_choice");
-    for choice in [
-        json!("required"),
-        json!("often"),
-        json!({"type": "function", "function": {"name": "weather"}}),
-    ] {
-        assert_eq!(post(json!({"tools": [weather()], "tool_choice": choice})), "tool_choice");
+    assert_eq!(post(json!({"tools": [weather()], "tool_choice": "often"})), "tool_choice");
+    assert_eq!(post(json!({"tool_choice": "required"})), "tool_choice");
+    for choice in [json!({"type": "function", "function": {"name": "storm"}}), json!({})] {
+        let body = json!({"tools": [weather()], "tool_choice": choice});
+        assert_eq!(post(body), "tool_choice.function.name");
     }
+    let both = json!({"tools": [weather()], "response_format": {"type": "json_object"}});
+    assert_eq!(post(both), "response_format");
     *server.fake.models.lock().unwrap() = vec![model("tiny", Some("{{ messages }}"))];
     assert_eq!(post(json!({"tools": [weather()]})), "tools");
 }

@@ -81,7 +81,8 @@ pub(super) fn run(
     sampling: SamplingParams,
     template: Option<String>,
 ) -> anyhow::Result<ExitCode> {
-    let model = load::model(&args.model, &args.engine, 1, template, args.verbose)?;
+    let mut model = load::model(&args.model, &args.engine, 1, template, args.verbose)?;
+    args.output.constrain(&mut model)?;
     let mut chat = Chat { args, sampling, model, messages: Vec::new() };
     chat.set_system(args.system.as_deref().unwrap_or_default());
     let mut editor = DefaultEditor::new().context("cannot use this terminal")?;

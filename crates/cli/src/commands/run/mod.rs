@@ -13,6 +13,7 @@ use std::{
 use anyhow::Context as _;
 use dunlin_engine::{ContextOverflow, Request, TextOptions};
 use dunlin_executor::sampler::SamplingParams;
+use dunlin_tokenizer::grammar::{GrammarCompiler, GrammarSource};
 
 use crate::{
     engine_args::EngineArgs, interrupt, load::Model, model_args::ModelArgs, outcome::unusable,
@@ -120,6 +121,19 @@ struct OutputArgs {
     #[arg(long)]
     show_special: bool,
 
+    /// A file with a JSON schema that answers must fit; - is standard input
+    #[arg(long, value_name = "PATH", group = "constraint")]
+    json_schema: Option<PathBuf>,
+
+    /// A regular expression (Rust's syntax) that answers must match as a whole
+    #[arg(long, value_name = "REGEX", group = "constraint")]
+    regex: Option<String>,
+
+    /// A file with a grammar, in Lark or in GBNF, of which answers must be sentences; - is standard
+    /// input
+    #[arg(long, value_name = "PATH", group = "constraint")]
+    grammar: Option<PathBuf>,
+
     /// With --json, this many best alternatives of each token
     #[arg(long, default_value_t = 0, value_name = "N")]
     logprobs: usize,
@@ -138,6 +152,32 @@ enum Overflow {
 }
 
 impl OutputArgs {
+    /// Compiles what answers must be, for this model's vocabulary.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and what is no schema, expression or grammar.
+    fn constrain(&self, model: &mut Model) -> anyhow::Result<()> {
+        let (flag, source) = if let Some(path) = &self.json_schema {
+            ("--json-schema", GrammarSource::JsonSchema(read_text(path)?))
+        } else if let Some(path) = &self.grammar {
+            ("--grammar", GrammarSource::Grammar(read_text(path)?))
+        } else if let Some(regex) = &self.regex {
+            ("--regex", GrammarSource::Regex(regex.clone()))
+        } else {
+            return Ok(());
+        };
+        if self.ignore_eos {
+            return Err(unusable(format!(
+                "--ignore-eos: with {flag} an answer ends where it is complete"
+            )));
+        }
+        let compiler = GrammarCompiler::new(&model.tokenizer);
+        let grammar = compiler.and_then(|compiler| compiler.compile(&source));
+        let problem = |error| unusable(format!("{flag} cannot be used: {error}"));
+        model.grammar = Some(grammar.map_err(problem)?);
+        Ok(())
+    }
+
     /// A request for these tokens. `begins_text` says that the answer is a text of its own and
     /// does not continue the prompt's.
     fn request(
@@ -162,6 +202,7 @@ impl OutputArgs {
             text: TextOptions { show_special: self.show_special, begins_text },
             speculate: model.about.speculate,
             max_draft: model.max_draft,
+            grammar: model.grammar.clone(),
             ..Request::new(prompt, sampling, self.max_tokens)
         }
     }

@@ -25,6 +25,7 @@ pub(super) fn run(
 ) -> anyhow::Result<ExitCode> {
     let samples = args.output.samples.max(1) as usize;
     let mut model = load::model(&args.model, &args.engine, samples, template, args.verbose)?;
+    args.output.constrain(&mut model)?;
     let raw = args.raw || !model.chats();
     if raw && !args.raw {
         note!("dunlin: the model has no chat template; the prompt is continued as it is");

@@ -16,17 +16,18 @@ use serde_json::{Value, json};
 pub(crate) use types::{OutputItem, Response, ResponsesRequest};
 
 use super::{
-    chat::tool_format,
+    chat::{one_of, tool_format},
     fields::{check_sampling, refuse},
     types::ErrorBody,
 };
 use crate::{
     app::{App, json},
+    constraint::Fields,
     error::ApiError,
     reply::{Reply, Tools, whole},
     service::{Chat, Finish, Generate, Input, ModelInfo, Usage},
     stream::respond,
-    tools::ToolCall,
+    tools::{Forced, ToolCall},
 };
 use stream::ResponseStream;
 use types::{Echo, ResponseUsage};
@@ -98,25 +99,32 @@ fn plan(
     model: &ModelInfo,
     app: &App,
 ) -> Result<(Generate, Option<Tools>), ApiError> {
-    let text = request.text.as_ref().and_then(|text| text.get("format"));
     refuse(&[
         ("previous_response_id", request.previous_response_id.as_ref(), &[]),
         ("conversation", request.conversation.as_ref(), &[]),
         ("prompt", request.prompt.as_ref(), &[]),
         ("background", request.background.as_ref(), &[]),
         ("truncation", request.truncation.as_ref(), &[r#""disabled""#]),
-        ("text.format", text, &[r#"{"type":"text"}"#]),
     ])?;
+    let mut fields = Fields::default();
+    let format = request.text.as_ref().and_then(|text| text.get("format"));
+    fields.format(format, "text.format", "text.format.schema")?;
     if request.max_output_tokens == Some(0) {
         return Err(ApiError::field("max_output_tokens", "it must be 1 or more"));
     }
     let (tools, described) = tools(request, model)?;
+    let constraint = fields.into_constraint();
+    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
+        let problem = "it cannot be combined with tools; tool_choice can be none";
+        return Err(ApiError::field(constraint.field, problem));
+    }
     let chat = Chat {
         messages: input::messages(request.instructions.as_deref(), request.input.as_ref())?,
         tools: described,
         ..Chat::default()
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
+    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
     generate.max_tokens = request.max_output_tokens.map(|n| n as usize);
     generate.sampling.temperature = request.temperature.unwrap_or(1.0);
     generate.sampling.top_p = request.top_p.unwrap_or(1.0);
@@ -150,17 +158,25 @@ fn tools(
         names.push(name.to_string());
         described.push(json!({"type": "function", "function": function}));
     }
-    match request.tool_choice.as_ref().map(|choice| choice.as_str()) {
-        Some(Some("none")) => return Ok((None, Vec::new())),
-        None | Some(Some("auto")) => {}
-        _ => {
-            let problem = "this server cannot force a call; it can be auto or none";
-            return Err(ApiError::unsupported("tool_choice", problem));
+    let choice = request.tool_choice.as_ref().filter(|choice| !choice.is_null());
+    let several = request.parallel_tool_calls.as_ref() != Some(&Value::Bool(false));
+    let forced = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
+        Some("none") => return Ok((None, Vec::new())),
+        None | Some("auto") if names.is_empty() => return Ok((None, Vec::new())),
+        None | Some("auto") => None,
+        Some(_) if names.is_empty() => {
+            return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-    }
-    if names.is_empty() {
-        return Ok((None, Vec::new()));
-    }
+        Some("required") => Some(Forced { only: None, several }),
+        Some("one") => {
+            let name = choice.and_then(|choice| choice.get("name")).and_then(Value::as_str);
+            Some(one_of(&names, name, "tool_choice.name")?)
+        }
+        Some(_) => {
+            let problem = "it must be auto, none, required or a function";
+            return Err(ApiError::field("tool_choice", problem));
+        }
+    };
     let format = tool_format(model, "tools")?;
-    Ok((Some(Tools { format, names }), described))
+    Ok((Some(Tools::new(format, names, forced, &described)), described))
 }

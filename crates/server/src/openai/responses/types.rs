@@ -27,9 +27,9 @@ pub struct ResponsesRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Vec<Value>>,
-    /// `auto` or `none`.
+    /// `auto`, `none`, `required`, or the function that must be called.
     pub tool_choice: Option<Value>,
-    /// Its `format` can only be `text`.
+    /// Its `format` is what the answer must be: `text`, `json_object` or `json_schema`.
     pub text: Option<Value>,
     /// Given back.
     #[schema(value_type = Option<Object>)]
@@ -50,9 +50,8 @@ pub struct ResponsesRequest {
     /// Has no effect.
     #[serde(rename = "include")]
     pub _include: Option<Value>,
-    /// Has no effect.
-    #[serde(rename = "parallel_tool_calls")]
-    pub _parallel_tool_calls: Option<Value>,
+    /// Whether an answer that must call may do so several times.
+    pub parallel_tool_calls: Option<Value>,
     /// Has no effect.
     #[serde(rename = "reasoning")]
     pub _reasoning: Option<Value>,
@@ -89,11 +88,11 @@ pub struct Echo {
     /// Functions that the model may call.
     #[schema(value_type = Vec<Object>)]
     tools: Vec<Value>,
-    /// `auto` or `none`.
+    /// As it was given.
     tool_choice: Value,
-    /// Always true.
+    /// Whether there may be several calls.
     parallel_tool_calls: bool,
-    /// The format, which is text.
+    /// The format, as it was given.
     text: Value,
     /// Always `disabled`.
     truncation: &'static str,
@@ -117,8 +116,12 @@ impl Echo {
             top_p: request.top_p.unwrap_or(1.0),
             tools: request.tools.clone().unwrap_or_default(),
             tool_choice: request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
-            parallel_tool_calls: true,
-            text: json!({"format": {"type": "text"}}),
+            parallel_tool_calls: request.parallel_tool_calls != Some(Value::Bool(false)),
+            text: request
+                .text
+                .clone()
+                .filter(|text| text.get("format").is_some_and(|format| !format.is_null()))
+                .unwrap_or_else(|| json!({"format": {"type": "text"}})),
             truncation: "disabled",
             store: false,
             previous_response_id: None,

@@ -100,7 +100,8 @@ pub(super) fn run(
     let samples = lines.map(|line| line.n.unwrap_or(args.output.samples).max(1) as usize);
     let widest = samples.clone().max().unwrap_or(1);
     let parallel = args.parallel.min(samples.sum()).max(widest);
-    let model = load::model(&args.model, &args.engine, parallel, template, args.verbose)?;
+    let mut model = load::model(&args.model, &args.engine, parallel, template, args.verbose)?;
+    args.output.constrain(&mut model)?;
     let batch = Batch {
         args,
         sampling,

@@ -1,6 +1,9 @@
 //! The engine behind the service, on a toy backend: cancelling, a full queue of events, an engine
 //! that dies.
 
+mod constraint;
+mod sessions;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
