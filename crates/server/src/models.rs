@@ -52,12 +52,31 @@ pub struct ManyModels {
     clock: AtomicU64,
     /// Whether the default one was there once.
     begun: AtomicBool,
+    /// What models that were let go of had done.
+    past: Mutex<Stats>,
     /// Held while room is made and a model is loaded: one at a time.
     loading: Mutex<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What two engines hold and have done together.
+fn add(a: Stats, b: Stats) -> Stats {
+    Stats {
+        running: a.running + b.running,
+        waiting: a.waiting + b.waiting,
+        kv_blocks: a.kv_blocks + b.kv_blocks,
+        kv_blocks_used: a.kv_blocks_used + b.kv_blocks_used,
+        block_tokens: b.block_tokens,
+        preemptions: a.preemptions + b.preemptions,
+        steps: a.steps + b.steps,
+        computed_tokens: a.computed_tokens + b.computed_tokens,
+        step_ns: a.step_ns + b.step_ns,
+        microjoules: a.microjoules + b.microjoules,
+        energy_source: b.energy_source,
+    }
 }
 
 impl ManyModels {
@@ -72,6 +91,7 @@ impl ManyModels {
             limits,
             clock: AtomicU64::new(1),
             begun: AtomicBool::new(false),
+            past: Mutex::default(),
             loading: Mutex::new(()),
         }
     }
@@ -157,7 +177,10 @@ impl ManyModels {
             if place.as_ref().is_some_and(unused) {
                 let model = slot.entry.info.id.as_str();
                 tracing::info!(target: "dunlin::models", model, "unloaded");
-                *place = None;
+                let done = place.take().map(|service| service.stats()).unwrap_or_default();
+                let past = Stats { kv_blocks: 0, kv_blocks_used: 0, ..done };
+                let mut all = lock(&self.past);
+                *all = add(*all, past);
                 return true;
             }
         }
@@ -189,14 +212,8 @@ impl Service for ManyModels {
     }
 
     fn stats(&self) -> Stats {
-        self.loaded().map(|service| service.stats()).fold(Stats::default(), |a, b| Stats {
-            running: a.running + b.running,
-            waiting: a.waiting + b.waiting,
-            kv_blocks: a.kv_blocks + b.kv_blocks,
-            kv_blocks_used: a.kv_blocks_used + b.kv_blocks_used,
-            block_tokens: b.block_tokens,
-            preemptions: a.preemptions + b.preemptions,
-        })
+        let past = *lock(&self.past);
+        self.loaded().map(|service| service.stats()).fold(past, add)
     }
 
     fn is_idle(&self) -> bool {

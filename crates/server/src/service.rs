@@ -110,12 +110,14 @@ pub enum SessionCall {
         /// Tokens that stay.
         tokens: usize,
     },
-    /// Remove tokens from its middle, and compute those after them again.
+    /// Remove tokens from its middle.
     Prune {
         /// The first that goes.
         from: usize,
         /// The first that stays.
         to: usize,
+        /// Keep the KV of those after them, instead of computing it again.
+        keep_kv: bool,
     },
     /// Save it.
     Save {

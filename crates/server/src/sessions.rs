@@ -93,7 +93,7 @@ pub struct RewindSession {
     tokens: usize,
 }
 
-/// What of a session is to go; what follows is computed again without it.
+/// What of a session is to go; what follows is computed again without it, unless it is to be kept.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PruneSession {
@@ -101,6 +101,9 @@ pub struct PruneSession {
     from: usize,
     /// The first token that stays.
     to: usize,
+    /// Whether the keys and values of what follows are kept as they are, which is quick, and no
+    /// longer what they would be without the removed tokens.
+    keep_kv: Option<bool>,
 }
 
 /// A file in the server's folder of sessions.
@@ -373,7 +376,7 @@ pub(crate) async fn rewind(
     change(&app, model, id, SessionCall::Rewind { tokens }).await
 }
 
-/// Removes tokens from the middle of a session; what follows is computed again.
+/// Removes tokens from the middle of a session.
 #[utoipa::path(post, path = "/v1/sessions/{id}/prune", tag = "Sessions",
     params(("id" = String, Path, description = "The session's name"), OfModel),
     request_body = PruneSession,
@@ -391,8 +394,9 @@ pub(crate) async fn prune(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
-    let PruneSession { from, to } = app.read(request).await?;
-    change(&app, model, id, SessionCall::Prune { from, to }).await
+    let PruneSession { from, to, keep_kv } = app.read(request).await?;
+    let keep_kv = keep_kv.unwrap_or(false);
+    change(&app, model, id, SessionCall::Prune { from, to, keep_kv }).await
 }
 
 /// Saves a session with its keys and values. Where that fails, what was saved before is there still.

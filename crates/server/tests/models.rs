@@ -37,7 +37,7 @@ impl Service for Still {
         vec![ModelInfo { context: 99, ..self.info.clone() }]
     }
     fn stats(&self) -> Stats {
-        Stats { kv_blocks: 10, running: 1, ..Stats::default() }
+        Stats { kv_blocks: 10, steps: 3, ..Stats::default() }
     }
     fn is_idle(&self) -> bool {
         self.idle.load(Ordering::SeqCst)
@@ -176,6 +176,8 @@ fn the_one_used_longest_ago_makes_room_unless_it_is_in_use() {
     world.ask("a").unwrap();
     world.ask("c").unwrap();
     assert_eq!(world.loaded(), [1, 0, 1]);
+    let stats = world.models.stats();
+    assert_eq!((stats.kv_blocks, stats.steps), (20, 9), "what was done is counted for good");
     world.idle[0].store(false, Ordering::SeqCst);
     world.ask("b").unwrap();
     assert_eq!(world.loaded(), [1, 1, 0]);

@@ -129,6 +129,7 @@ fn failure(failure: SessionFailure) -> ServiceError {
             unusable("to", format!("the range must be within the session's {tokens} tokens"))
         }
         SessionFailure::Request(error) => refused(error),
+        SessionFailure::CannotMove(problem) => unusable("keep_kv", problem),
         SessionFailure::UnknownQuestion => NO_QUESTION,
         SessionFailure::File(error) => match error {
             SessionFileError::Io { action: "open", source, .. }
@@ -278,9 +279,15 @@ impl<B: Backend + 'static> EngineService<B> {
                 let session = loaded.names.get(tenant, id)?;
                 loaded.with_engine(move |e| e.rewind_session(session, tokens))?;
             }
-            SessionCall::Prune { from, to } => {
+            SessionCall::Prune { from, to, keep_kv } => {
                 let session = loaded.names.get(tenant, id)?;
-                loaded.compute(move |e| e.prune_session(session, from..to))?;
+                loaded.compute(move |engine| {
+                    if keep_kv {
+                        engine.prune_session_keeping(session, from..to)
+                    } else {
+                        engine.prune_session(session, from..to)
+                    }
+                })?;
             }
             SessionCall::Save { file } => {
                 let session = loaded.names.get(tenant, id)?;

@@ -60,6 +60,10 @@ fn tokens(service: &EngineService<Toy>, tenant: TenantId, id: &str) -> usize {
     call(service, tenant, id, SessionCall::Get).unwrap().tokens
 }
 
+fn prune(from: usize, to: usize) -> SessionCall {
+    SessionCall::Prune { from, to, keep_kv: false }
+}
+
 /// What the same text gives as one prompt.
 fn whole(service: &EngineService<Toy>, text: &str) -> String {
     run(service, ask(text, None, NOBODY)).0
@@ -89,7 +93,7 @@ fn a_session_gives_what_one_prompt_gives() {
     assert_eq!((copy.id.as_str(), copy.tokens), ("t", held.len()));
     call(&service, NOBODY, "s", SessionCall::Rewind { tokens: 5 }).unwrap();
     assert_eq!(query("xy", Keep::Nothing).0, whole(&service, "abcdexy"));
-    let pruned = call(&service, NOBODY, "t", SessionCall::Prune { from: 2, to: 9 }).unwrap();
+    let pruned = call(&service, NOBODY, "t", prune(2, 9)).unwrap();
     assert_eq!((pruned.tokens, pruned.busy), (held.len() - 7, false));
     let (text, _) = run(&service, ask("z", Some(("t", Keep::Nothing)), NOBODY));
     assert_eq!(text, whole(&service, &format!("{}{}z", &held[..2], &held[9..])));
@@ -249,7 +253,7 @@ fn one_request_at_a_time_extends_a_session() {
             SessionCall::Rewind { tokens: 0 },
             SessionCall::Close,
             SessionCall::Save { file: "f".into() },
-            SessionCall::Prune { from: 0, to: 1 },
+            prune(0, 1),
         ] {
             let refused = call(&service, NOBODY, "s", op);
             // It may have ended meanwhile.
@@ -282,11 +286,9 @@ fn there_is_a_limit_to_sessions() {
     let range = call(&service, NOBODY, "t", SessionCall::Rewind { tokens: 5 }).unwrap_err();
     assert!(matches!(range, ServiceError::Conflict(_)), "it holds nothing: {range:?}");
     append(&service, NOBODY, "t", "abc");
-    for (op, field) in [
-        (SessionCall::Rewind { tokens: 5 }, "tokens"),
-        (SessionCall::Prune { from: 2, to: 9 }, "to"),
-        (SessionCall::Prune { from: 2, to: 1 }, "to"),
-    ] {
+    for (op, field) in
+        [(SessionCall::Rewind { tokens: 5 }, "tokens"), (prune(2, 9), "to"), (prune(2, 1), "to")]
+    {
         let error = call(&service, NOBODY, "t", op).unwrap_err();
         assert!(matches!(error, ServiceError::Unusable { field: Some(f), .. } if f == field));
     }
