@@ -2,9 +2,11 @@
 //!
 //! The file is a magic number and a version, then frames: length, XXH3 checksum, and postcard bytes.
 //! The first frame is the [`Header`], each of the others one call: the time, the events, the
-//! effects. [`replay`] tells a fresh core the same and compares its answers byte for byte.
+//! effects. [`replay`] tells a fresh core the same and compares its answers byte for byte; [`Calls`]
+//! reads the record for whoever has another use for it.
 
 mod frames;
+mod read;
 mod replay;
 
 use std::{
@@ -18,6 +20,7 @@ use dunlin_scheduler::{CoreConfig, Effects, Event};
 use dunlin_units::Time;
 use serde::{Deserialize, Serialize};
 
+pub use read::{Call, Calls};
 pub use replay::{Difference, ReplayError, ReplayReport, replay};
 
 /// How a record begins.

@@ -1,15 +1,13 @@
 //! The same events to a fresh core: its effects must be those on record.
 
 use std::{
-    fs::File,
-    io::{self, BufReader},
+    io,
     path::{Path, PathBuf},
 };
 
 use dunlin_scheduler::{ConfigError, Core, Effects, Event};
-use dunlin_units::Time;
 
-use super::{Header, frames};
+use super::{Calls, Header};
 
 /// What a replay found.
 #[derive(Debug)]
@@ -78,17 +76,8 @@ pub enum ReplayError {
 /// # Errors
 /// Files that are no records, or damaged ones. One that was cut short is replayed as far as it goes.
 pub fn replay(path: &Path) -> Result<ReplayReport, ReplayError> {
-    let io_error = |source| ReplayError::Io { path: path.into(), source };
-    let not_a_record = || ReplayError::NotARecord { path: path.into() };
-    let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io_error)?);
-    if !frames::read_start(&mut file).map_err(io_error)? {
-        return Err(not_a_record());
-    }
-    let mut frame = Vec::new();
-    let frames::Next::Frame = frames::read(&mut file, &mut frame).map_err(io_error)? else {
-        return Err(not_a_record());
-    };
-    let header: Header = postcard::from_bytes(&frame).map_err(|_| not_a_record())?;
+    let mut calls = Calls::open(path)?;
+    let header = calls.header().clone();
     let mut core = Core::new(header.config.clone())?;
     for &(tenant, blocks) in &header.budgets {
         core.set_budget(tenant, usize::try_from(blocks).ok());
@@ -105,19 +94,7 @@ pub fn replay(path: &Path) -> Result<ReplayReport, ReplayError> {
         difference: None,
     };
     let (mut effects, mut answer) = (Effects::default(), Vec::new());
-    loop {
-        let damaged = ReplayError::Damaged { path: path.into(), call: report.calls };
-        match frames::read(&mut file, &mut frame).map_err(io_error)? {
-            frames::Next::Frame => {}
-            frames::Next::End => return Ok(report),
-            frames::Next::Torn => {
-                report.truncated = true;
-                return Ok(report);
-            }
-            frames::Next::Damaged => return Err(damaged),
-        }
-        let ((now, mut events), recorded) =
-            postcard::take_from_bytes::<(Time, Vec<Event>)>(&frame).map_err(|_| damaged)?;
+    while let Some((now, mut events, recorded)) = calls.next_raw()? {
         report.count(&events);
         core.advance(now, &mut events, &mut effects);
         answer.clear();
@@ -132,6 +109,8 @@ pub fn replay(path: &Path) -> Result<ReplayReport, ReplayError> {
             return Ok(report);
         }
     }
+    report.truncated = calls.is_truncated();
+    Ok(report)
 }
 
 impl ReplayReport {

@@ -108,3 +108,26 @@ fn the_first_difference_is_told() {
     assert!(lines.iter().any(|l| l.starts_with("- ")), "{}", difference.text);
     assert!(lines.iter().any(|l| l.starts_with("+ ")), "{}", difference.text);
 }
+
+#[test]
+fn the_calls_of_a_record_are_what_the_engine_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.log");
+    record(&path);
+    let report = recorder::replay(&path).unwrap();
+    let calls: Vec<_> = recorder::Calls::open(&path).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(calls.len() as u64, report.calls);
+    assert!(calls.windows(2).all(|pair| pair[0].now <= pair[1].now));
+    assert_eq!(calls.iter().map(|c| c.events.len() as u64).sum::<u64>(), report.events);
+    assert_eq!(calls.iter().filter(|c| c.effects.plan.is_some()).count() as u64, report.steps);
+    assert_eq!(calls.iter().map(|c| c.effects.finished.len() as u64).sum::<u64>(), report.finished);
+    // A damaged call is the last thing that comes of it.
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let damaged: Vec<_> = recorder::Calls::open(&path).unwrap().collect();
+    assert_eq!(damaged.len(), calls.len());
+    assert!(damaged[..calls.len() - 1].iter().all(Result::is_ok));
+    assert!(damaged[calls.len() - 1].as_ref().is_err_and(|e| e.to_string().contains("damaged")));
+}
