@@ -402,8 +402,8 @@ impl<B: Backend> Engine<B> {
         self.is_busy()
     }
 
-    /// The core's time.
-    fn now(&self) -> Time {
+    /// The core's time: nanoseconds since the engine was made.
+    pub fn now(&self) -> Time {
         Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use dunlin_costmodel::LinearCost;
+use dunlin_costmodel::StepCost;
 use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace};
 use dunlin_planner::{
     calibrate::shape_of,
     validate::{Recording, Sides, decisions, predict},
 };
-use dunlin_costmodel::StepCost;
 use dunlin_scheduler::{
     Chunking, Commit, Core, CoreConfig, Effects, Event, StepOutcome, StepPlan, Submission,
 };

@@ -31,6 +31,7 @@ macro_rules! commands {
 
 commands! {
     bench => Bench,
+    calibrate => Calibrate,
     completions => Completions,
     detokenize => Detokenize,
     eval => Eval,
@@ -43,4 +44,5 @@ commands! {
     simulate => Simulate,
     tokenize => Tokenize,
     trace => Trace,
+    validate => Validate,
 }

@@ -66,9 +66,7 @@ impl Calls {
     }
 
     /// The next call's time and events, and the bytes of its effects; `None` at the end.
-    pub(super) fn next_raw(
-        &mut self,
-    ) -> Result<Option<(Time, Vec<Event>, &[u8])>, ReplayError> {
+    pub(super) fn next_raw(&mut self) -> Result<Option<(Time, Vec<Event>, &[u8])>, ReplayError> {
         let io_error = |source: io::Error| ReplayError::Io { path: self.path.clone(), source };
         match frames::read(&mut self.file, &mut self.frame).map_err(io_error)? {
             frames::Next::Frame => {}

@@ -54,8 +54,7 @@ pub struct GroupError {
 impl GroupError {
     /// The errors of `cost` on these steps, by kind; kinds without steps are left out.
     pub fn of(cost: &dyn StepCost, steps: &[StepTrace]) -> Vec<Self> {
-        let groups =
-            [StepGroup::Decode, StepGroup::Prefill, StepGroup::Mixed, StepGroup::Verify];
+        let groups = [StepGroup::Decode, StepGroup::Prefill, StepGroup::Mixed, StepGroup::Verify];
         groups.into_iter().filter_map(|group| Self::of_group(cost, steps, group)).collect()
     }
 
@@ -66,7 +65,8 @@ impl GroupError {
         if pairs.is_empty() {
             return None;
         }
-        let mut errors: Vec<f64> = pairs.iter().map(|(own, real)| (own / real - 1.0).abs()).collect();
+        let mut errors: Vec<f64> =
+            pairs.iter().map(|(own, real)| (own / real - 1.0).abs()).collect();
         errors.sort_by(f64::total_cmp);
         let n = errors.len();
         let at = |p: f64| errors[((n as f64 * p).ceil() as usize).clamp(1, n) - 1] * 100.0;
@@ -180,7 +180,13 @@ mod tests {
     fn step(seqs: Vec<SeqShape>, cost: &LinearCost, factor: f64) -> StepTrace {
         let shape = StepShape { sampled: seqs.len() as u32, seqs, experts: None };
         let ns = (cost.price(&shape).time_ns as f64 * factor) as u64;
-        StepTrace { step: StepId(1), shape, began: Time(1000), ended: Time(1000 + ns), forward_ns: 0 }
+        StepTrace {
+            step: StepId(1),
+            shape,
+            began: Time(1000),
+            ended: Time(1000 + ns),
+            forward_ns: 0,
+        }
     }
 
     const TRUTH: LinearCost = LinearCost {

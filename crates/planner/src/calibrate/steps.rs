@@ -36,11 +36,7 @@ pub fn shape_of(plan: &StepPlan) -> StepShape {
             (1, 0) if entry.samples > 0 => Phase::Decode,
             _ => Phase::Prefill,
         };
-        SeqShape {
-            new_tokens: entry.tokens + entry.draft,
-            context: entry.first_position,
-            phase,
-        }
+        SeqShape { new_tokens: entry.tokens + entry.draft, context: entry.first_position, phase }
     });
     StepShape {
         seqs: seqs.collect(),
@@ -91,6 +87,7 @@ mod tests {
     use dunlin_scheduler::{Entry, StepOutcome};
     use dunlin_units::SeqId;
 
+    #[allow(clippy::field_reassign_with_default, reason = "a field is private")]
     fn plan(step: u64, entries: &[(u32, u32, u32, u32)]) -> Effects {
         let entry = |&(first_position, tokens, draft, samples): &(u32, u32, u32, u32)| Entry {
             seq: SeqId(0),
@@ -106,7 +103,9 @@ mod tests {
             samples: vec![SeqId(0); samples],
             ..StepPlan::default()
         };
-        Effects { plan: Some(plan), ..Effects::default() }
+        let mut effects = Effects::default();
+        effects.plan = Some(plan);
+        effects
     }
 
     fn done(step: u64, ns: u64) -> Event {

@@ -68,7 +68,8 @@ impl StepCost for RecordedTimes {
 pub fn decisions(recording: &Recording, requests: &[Request]) -> Result<Decisions, SimError> {
     let scheduled: Vec<Time> = requests.iter().map(|r| r.arrival).collect();
     let arrivals = recording.arrivals(&scheduled);
-    let moved = requests.iter().zip(&arrivals).map(|(r, &arrival)| Request { arrival, ..r.clone() });
+    let moved =
+        requests.iter().zip(&arrivals).map(|(r, &arrival)| Request { arrival, ..r.clone() });
     let cost = Arc::new(RecordedTimes {
         times_ns: recording.steps.iter().map(|s| s.time_ns()).collect(),
         asked: Mutex::default(),

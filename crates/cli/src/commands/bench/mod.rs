@@ -22,7 +22,7 @@ mod session;
 mod setup;
 mod spec;
 mod summary;
-mod workload;
+pub mod workload;
 
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, time::Duration};
 
