@@ -37,6 +37,7 @@ commands! {
     eval => Eval,
     inspect => Inspect,
     man => Man,
+    plan => Plan,
     pull => Pull,
     replay => Replay,
     run => Run,

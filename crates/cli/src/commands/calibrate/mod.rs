@@ -26,6 +26,9 @@ use crate::{
 };
 use design::{Limits, Point, points};
 
+/// Before it counts, every so manieth point is run.
+const WARM_UP: usize = 8;
+
 /// Learn what steps cost on this machine, for `dunlin simulate` and `dunlin plan`
 ///
 /// Runs prompts of several lengths, decoding batches of several sizes and depths, and mixtures of
@@ -50,7 +53,7 @@ pub struct Args {
     max_batch: usize,
 
     /// The most KV positions in use at once
-    #[arg(long, value_name = "TOKENS", default_value_t = 16_384)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
     max_kv: usize,
 
     /// Write one JSON object on standard output
@@ -115,9 +118,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let record = folder.path().join("calibration.log");
     let cancel = CancelFlag::new();
     interrupt::arm(Some(&cancel));
-    let bar = progress((points.len() * (args.reps + 1)) as u64);
     // What is first touched, mapped and decoded takes longer; that is not a step's cost.
-    repetition(&mut bench, &points, &record, &cancel, &bar)?;
+    let warm_up: Vec<Point> = points.iter().step_by(WARM_UP).cloned().collect();
+    let bar = progress((points.len() * args.reps + warm_up.len()) as u64);
+    repetition(&mut bench, &warm_up, &record, &cancel, &bar)?;
     let mut repetitions = Vec::new();
     for _ in 0..args.reps {
         match repetition(&mut bench, &points, &record, &cancel, &bar)? {
