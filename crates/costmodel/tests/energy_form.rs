@@ -160,15 +160,14 @@ fn few_measurements_choose_the_configuration_of_least_energy() {
     let r2 = 1.0 - residual / variance;
     let mape = errors.iter().sum::<f64>() / errors.len() as f64;
     let share = |n: usize| n as f64 / all as f64;
-    let regret = regrets.iter().copied().fold(0.0, f64::max);
+    let regret = regrets.iter().sum::<f64>() / regrets.len() as f64;
     println!(
         "R2 of logarithms {r2:.4}, mean error {mape:.3}, least energy chosen {:.3}, \
-         at most {regret:.4} more than that, least time is not least energy {:.3}",
+         {regret:.4} more than that on average, least time is not least energy {:.3}",
         share(right),
         share(apart)
     );
     assert!(r2 > 0.99 && mape < 0.05);
-    // Where it chooses another, that is nearly as good.
-    assert!(share(right) > 0.85 && regret < 0.03);
+    assert!(share(right) > 0.85 && regret < 0.01, "{regret}");
     assert!(share(apart) > 0.2);
 }
