@@ -115,6 +115,12 @@ impl Curve {
         (self.0.value(&[point]).max(0.0), point.outside)
     }
 
+    /// Its last point.
+    pub fn end(&self) -> f64 {
+        let points = &self.0.axes[0].0;
+        points[points.len() - 1]
+    }
+
     /// The sum of some curves, exact: its points are all of theirs. Where one ends before another,
     /// the sum ends there, too, so that what lies outside any lies outside the sum.
     pub fn sum(curves: &[Self]) -> Option<Self> {

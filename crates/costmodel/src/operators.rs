@@ -289,10 +289,10 @@ impl Operators {
         // Below the first curve nothing is known to be cheaper.
         let above = self.experts.partition_point(|(experts, _)| *experts < active);
         let mut at = |i: usize| {
-            let (us, beyond) = self.experts[i].1.at(tokens);
-            // A curve begins where so few tokens can use that many experts.
-            *outside |= beyond && tokens > 1.0;
-            us
+            let curve = &self.experts[i].1;
+            // A curve begins where as few tokens as can use that many experts.
+            *outside |= tokens > curve.end();
+            curve.at(tokens).0
         };
         if above == 0 {
             return at(0);

@@ -2,6 +2,8 @@
 //! busy. Few points are measured, with noise; the rest is predicted, and configurations are chosen by
 //! the prediction.
 
+#![allow(clippy::disallowed_macros, reason = "tests may print")]
+
 use dunlin_costmodel::{
     EnergyForm, EnergyPhase, EnergyPoint, Phase, PowerSpec, Roofline, SeqShape, StepCost,
     StepShape, ValueBytes,

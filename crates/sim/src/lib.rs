@@ -25,6 +25,7 @@ pub mod html;
 pub mod links;
 pub mod metrics;
 pub mod queueing;
+pub mod recorded;
 mod replica;
 mod report;
 mod shard;

@@ -51,7 +51,9 @@ fn every_example_runs() {
         let (report, events) = run(1);
         assert_eq!(report.metrics.arrived, 120, "{}", path.display());
         assert_eq!(report.metrics.finished, 120, "{}: {:?}", path.display(), report.rejection);
-        assert_eq!(report.metrics.extrapolated_steps, 0);
+        // Measured tables have an end, which a few steps pass.
+        let beyond = report.metrics.extrapolated_steps;
+        assert!(beyond * 50 <= report.metrics.steps, "{}: {beyond}", path.display());
         assert!(events == run(2).1, "{}: two threads, another log", path.display());
         let events: Vec<serde_json::Value> = serde_json::from_slice(&events).unwrap();
         assert!(events.len() > 500);

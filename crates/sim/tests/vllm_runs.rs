@@ -54,7 +54,7 @@ const PRO6000_QWEN_32B: Run = Run {
 const PRO6000_QWEN_MOE: Run = Run {
     name: "rtxpro6000-qwen3-30b-a3b-dp2",
     trace: QWEN,
-    kv_blocks: 33_000,
+    kv_blocks: 60_000,
     max_num_seqs: 256,
     max_num_batched_tokens: 4096,
 };

@@ -11,7 +11,13 @@ use std::{
 use anyhow::Context as _;
 use dunlin_engine::CancelFlag;
 use dunlin_sim::{
-    RunOptions, Summary, chrome::ChromeTrace, config::SimConfig, events::EventSink, html, simulate,
+    RunOptions, Summary,
+    chrome::ChromeTrace,
+    config::{ConfigFileError, SimConfig},
+    events::{EventSink, LogEvent},
+    html,
+    recorded::{Comparison, Observed},
+    simulate,
 };
 use serde::Serialize;
 
@@ -59,6 +65,9 @@ struct Output {
     seed: u64,
     #[serde(flatten)]
     summary: Summary,
+    /// The recorded run that the file names, beside this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<Comparison>,
     run: Run,
 }
 
@@ -78,12 +87,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     config.threads = args.threads.unwrap_or(config.threads);
     let cluster = config.cluster().map_err(unusable)?;
     let requests = config.requests().map_err(unusable)?;
+    let recording = config.recording().map_err(unusable)?;
     let mut events = match &args.events {
         Some(path) => {
             let file = File::create(path).with_context(|| path.display().to_string())?;
             Some(ChromeTrace::new(BufWriter::with_capacity(1 << 20, file)))
         }
         None => None,
+    };
+    let mut sinks = Sinks {
+        observed: recording.is_some().then(Observed::default),
+        trace: events.as_mut().map(|e| e as &mut dyn EventSink),
     };
     let flag = CancelFlag::default();
     interrupt::listen();
@@ -93,12 +107,19 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let options = RunOptions {
         seed: config.seed,
         threads: config.threads,
-        events: events.as_mut().map(|e| e as &mut dyn EventSink),
+        events: sinks.wanted().then_some(&mut sinks),
         stop: Some(&mut stop),
         ..RunOptions::default()
     };
     let report = simulate(&cluster, requests, options).map_err(unusable)?;
     let wall_s = begin.elapsed().as_secs_f64();
+    let recorded = match (&recording, sinks.observed.take()) {
+        (Some(recording), Some(observed)) => {
+            let problem = |problem| unusable(ConfigFileError::value("recorded", problem));
+            Some(recording.compare(&observed).map_err(problem)?)
+        }
+        _ => None,
+    };
     interrupt::arm(None);
     if let (Some(events), Some(path)) = (events, &args.events) {
         events.finish().with_context(|| path.display().to_string())?;
@@ -115,7 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         requests_per_s: per_s(report.metrics.arrived),
     };
     let output =
-        Output { name: config.name, seed: config.seed, summary: report.summary(), run };
+        Output { name: config.name, seed: config.seed, summary: report.summary(), recorded, run };
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &output)?;
@@ -129,6 +150,51 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who gets the events.
+struct Sinks<'a> {
+    observed: Option<Observed>,
+    trace: Option<&'a mut dyn EventSink>,
+}
+
+impl Sinks<'_> {
+    fn wanted(&self) -> bool {
+        self.observed.is_some() || self.trace.is_some()
+    }
+}
+
+impl EventSink for Sinks<'_> {
+    fn event(&mut self, event: &LogEvent) {
+        if let Some(observed) = &mut self.observed {
+            observed.event(event);
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.event(event);
+        }
+    }
+}
+
+/// A recorded run beside the simulated one.
+fn compared(t: &mut String, c: &Comparison) {
+    use std::fmt::Write as _;
+    let _ = writeln!(
+        t,
+        "{:>20} {:>12} {:>12} {:>8}   of {} requests, from arrival",
+        "ms", "recorded", "simulated", "error", c.requests
+    );
+    for (name, l) in [("TTFT", &c.ttft), ("TPOT", &c.tpot), ("end to end", &c.e2e)] {
+        for (which, p) in [("mean", l.mean), ("p50", l.p50), ("p90", l.p90), ("p99", l.p99)] {
+            let _ = writeln!(
+                t,
+                "{:>20} {:>12.2} {:>12.2} {:>+7.2}%",
+                format!("{name} {which}"),
+                p.recorded_ms,
+                p.simulated_ms,
+                p.error * 100.0
+            );
+        }
+    }
 }
 
 /// The same for people.
@@ -186,6 +252,9 @@ fn text(output: &Output) -> String {
         s.steps.busy_share * 100.0,
         s.energy.joules_per_output_token
     );
+    if let Some(c) = &output.recorded {
+        compared(&mut t, c);
+    }
     if s.steps.extrapolated > 0 {
         let _ = writeln!(t, "{} steps lay beyond what the cost model knows", s.steps.extrapolated);
     }

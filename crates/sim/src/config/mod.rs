@@ -20,6 +20,7 @@ pub use workload::{Requests, WorkloadConfig, open_trace};
 
 use crate::{
     Autoscale, Change, ChangeKind, ClusterSpec, ReplicaSpec, SimError, Transfer, metrics::Slo,
+    recorded::Recording,
 };
 
 /// A file that no simulation can be made of.
@@ -90,6 +91,9 @@ pub struct SimConfig {
     /// What a request must keep to count as good.
     #[serde(default)]
     pub slo: SloConfig,
+    /// What a real system did with the same workload, to be compared with.
+    #[serde(default)]
+    pub recorded: Option<PathBuf>,
     /// Where the file lies.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -241,6 +245,15 @@ impl SimConfig {
     pub fn parse(text: &str, folder: &Path) -> Result<Self, String> {
         let config: Self = toml::from_str(text).map_err(|e| e.to_string())?;
         Ok(Self { folder: folder.into(), ..config })
+    }
+
+    /// The recorded run that the simulation is to be compared with, if there is one.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no recording.
+    pub fn recording(&self) -> Result<Option<Recording>, ConfigFileError> {
+        let path = self.recorded.as_ref().map(|file| self.folder.join(file));
+        path.map(|path| Recording::read(&path)).transpose()
     }
 
     /// The cluster.

@@ -8,7 +8,7 @@ use std::{
 
 use dunlin_costmodel::{CostFile, CostModel, CostSpec, Roofline};
 use dunlin_kvcache::{CacheConfig, EvictionKind};
-use dunlin_scheduler::{CoreConfig, policy::PolicyKind};
+use dunlin_scheduler::{Admission, CoreConfig, policy::PolicyKind};
 use serde::Deserialize;
 
 use super::{ConfigFileError, US, nanoseconds};
@@ -65,6 +65,8 @@ const fn one() -> u32 {
 pub struct SchedulerConfig {
     /// The order in which requests are taken on.
     pub policy: String,
+    /// How much memory a request must find: `headroom`, or `prompt` as vLLM has it.
+    pub admission: Admission,
     /// Tokens of a step at most.
     pub max_step_tokens: u32,
     /// Sequences that run at once at most.
@@ -85,6 +87,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             policy: "fcfs".into(),
+            admission: Admission::default(),
             max_step_tokens: 2048,
             max_running: 256,
             max_waiting: 1 << 20,
@@ -115,6 +118,12 @@ pub struct KvConfig {
     /// Bytes of a token's KV on one device; a roofline knows.
     #[serde(default)]
     pub token_bytes: Option<u64>,
+    /// Bytes of a device's memory: with them, a number of blocks that is given is checked.
+    #[serde(default)]
+    pub device_bytes: Option<u64>,
+    /// Bytes of weights on one device, for that check.
+    #[serde(default)]
+    pub weight_bytes: u64,
     /// Whether prompts share what begins alike.
     #[serde(default = "yes")]
     pub prefix_cache: bool,
@@ -225,6 +234,30 @@ fn roofline(cost: &CostModel) -> Option<&Roofline> {
     }
 }
 
+impl KvConfig {
+    /// Whether so many blocks fit beside the weights, where the device's memory is given.
+    fn check(&self, blocks: usize, block_bytes: u64) -> Result<(), ConfigFileError> {
+        let Some(device) = self.device_bytes else { return Ok(()) };
+        if block_bytes == 0 {
+            let problem = "say how many bytes a token's KV takes, or blocks cannot be checked";
+            return Err(ConfigFileError::value("kv.token_bytes", problem));
+        }
+        let usable = (device as f64 * self.memory_share) as u64;
+        let room = usable.saturating_sub(self.weight_bytes).saturating_sub(self.reserved_bytes);
+        let most = room / block_bytes;
+        if blocks as u64 <= most {
+            return Ok(());
+        }
+        let needed = (blocks as u64).saturating_mul(block_bytes);
+        let problem = format!(
+            "{blocks} blocks take {needed} bytes and {room} are left of the {usable} that may be \
+             used beside weights and activations: {most} fit, or a device of {} bytes",
+            ((needed + self.weight_bytes + self.reserved_bytes) as f64 / self.memory_share) as u64
+        );
+        Err(ConfigFileError::value("kv.blocks", problem))
+    }
+}
+
 impl ReplicaGroup {
     pub(super) fn build(
         &self,
@@ -277,7 +310,10 @@ impl ReplicaGroup {
             .unwrap_or_else(|| roofline.map_or(0, |r| r.kv_bytes_per_token_per_device() as u64));
         let block_bytes = token_bytes.saturating_mul(kv.block_tokens as u64);
         let blocks = match (kv.blocks, roofline) {
-            (Some(blocks), _) => blocks,
+            (Some(blocks), _) => {
+                kv.check(blocks, block_bytes)?;
+                blocks
+            }
             (None, Some(roofline)) => {
                 if !(kv.memory_share > 0.0 && kv.memory_share <= 1.0) {
                     let problem = format!("{} should be above 0 and at most 1", kv.memory_share);
@@ -312,6 +348,7 @@ impl ReplicaGroup {
         let mut core = CoreConfig::new(cache, s.max_step_tokens);
         core.max_running = s.max_running;
         core.max_waiting = s.max_waiting;
+        core.admission = s.admission;
         core.steps_in_flight = s.steps_in_flight;
         let value = |key: &str, e: &dyn std::fmt::Display| ConfigFileError::value(key, e);
         core.chunking = s.chunking.parse().map_err(|e| value("scheduler.chunking", &e))?;
