@@ -36,6 +36,7 @@ mod linear;
 mod model;
 mod nnls;
 mod operators;
+mod oversubscription;
 mod roofline;
 mod shape;
 mod shares;
@@ -57,6 +58,7 @@ pub use operators::{
     AttentionTables, DecodeTable, ExpertCurve, ExpertTables, MAX_RANKS, MixedTable, Operator,
     OperatorGroup, OperatorProfile, Operators, PrefillTable, StepCollective,
 };
+pub use oversubscription::{PowerRow, RowReport};
 pub use roofline::{MemoryError, Parts, Roofline, ValueBytes};
 pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
 pub use shares::shares;
