@@ -242,6 +242,12 @@ impl Roofline {
         if cut.total_ns() < whole.total_ns() { cut } else { whole }
     }
 
+    /// Nanoseconds in which one device's arithmetic and memory are busy in a step.
+    pub fn busy_ns(&self, shape: &StepShape) -> (f64, f64) {
+        let parts = self.parts(shape);
+        (parts.flops / self.flops_per_s * 1e9, parts.bytes / self.bytes_per_s * 1e9)
+    }
+
     fn tokens(&self, shape: &StepShape) -> f64 {
         let tokens: u64 = shape.seqs.iter().map(|s| u64::from(s.new_tokens)).sum();
         tokens as f64 / f64::from(self.parallel.data)

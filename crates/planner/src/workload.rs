@@ -37,6 +37,7 @@ pub fn replications(
             autoscale: None,
         },
         slo: SloConfig::default(),
+        recorded: None,
         folder: folder.into(),
     };
     let seeds = SeedTree::root(seed).child("replications");

@@ -33,6 +33,7 @@ commands! {
     bench => Bench,
     calibrate => Calibrate,
     completions => Completions,
+    cost => Cost,
     detokenize => Detokenize,
     eval => Eval,
     inspect => Inspect,
