@@ -18,6 +18,7 @@ pub mod afd;
 pub mod chrome;
 mod cluster;
 pub mod config;
+pub mod csv;
 mod error;
 pub mod events;
 mod experts;

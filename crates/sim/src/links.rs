@@ -30,6 +30,8 @@ pub struct Links {
     in_bytes_per_s: Vec<u64>,
     flows: Vec<Flow>,
     now: Time,
+    /// When the next one ends.
+    next: Option<Time>,
 }
 
 impl Links {
@@ -40,7 +42,7 @@ impl Links {
     pub fn new(out_bytes_per_s: Vec<u64>, in_bytes_per_s: Vec<u64>) -> Self {
         let all = out_bytes_per_s.iter().chain(&in_bytes_per_s);
         assert!(all.clone().all(|rate| *rate > 0), "a link that carries nothing");
-        Self { out_bytes_per_s, in_bytes_per_s, flows: Vec::new(), now: Time(0) }
+        Self { out_bytes_per_s, in_bytes_per_s, flows: Vec::new(), now: Time(0), next: None }
     }
 
     /// Transfers under way.
@@ -58,9 +60,7 @@ impl Links {
 
     /// When the next transfer ends, if any is under way.
     pub fn next_end(&self) -> Option<Time> {
-        let ns = |f: &Flow| f.left.div_ceil(u128::from(f.rate.max(1)));
-        let first = self.flows.iter().map(ns).min()?;
-        Some(self.now.after(u64::try_from(first).unwrap_or(u64::MAX)))
+        self.next
     }
 
     /// Takes the transfers that have ended by `now`, in the order of their ids.
@@ -86,35 +86,41 @@ impl Links {
     /// Shares the links anew.
     fn share(&mut self) {
         let count = self.out_bytes_per_s.len();
-        // Links out first, then links in: what is left of each, and how many have no rate yet.
-        let mut left: Vec<u64> =
-            self.out_bytes_per_s.iter().chain(&self.in_bytes_per_s).copied().collect();
-        let mut open = vec![0u64; left.len()];
         let ends = |f: &Flow| [f.from as usize, count + f.to as usize];
-        for flow in &self.flows {
-            for link in ends(flow) {
-                open[link] += 1;
-            }
-        }
+        // Links in use, those out first: what is left of each, and how many have no rate yet.
+        let mut used: Vec<usize> = self.flows.iter().flat_map(ends).collect();
+        used.sort_unstable();
+        used.dedup();
+        let place = |link: usize| used.binary_search(&link).expect("a link in use");
+        let pairs: Vec<[usize; 2]> = self.flows.iter().map(|f| ends(f).map(place)).collect();
+        let capacity = |&link: &usize| match link.checked_sub(count) {
+            None => self.out_bytes_per_s[link],
+            Some(link) => self.in_bytes_per_s[link],
+        };
+        let mut left: Vec<u64> = used.iter().map(capacity).collect();
+        let mut open = vec![0u64; used.len()];
+        pairs.iter().flatten().for_each(|&link| open[link] += 1);
         let mut fixed = vec![false; self.flows.len()];
         loop {
             // The tightest link decides the rate of all that use it.
-            let tightest =
-                (0..left.len()).filter(|&l| open[l] > 0).min_by_key(|&l| (left[l] / open[l], l));
-            let Some(tightest) = tightest else { return };
+            let with_open = (0..left.len()).filter(|&l| open[l] > 0);
+            let Some(tightest) = with_open.min_by_key(|&l| (left[l] / open[l], l)) else { break };
             let rate = (left[tightest] / open[tightest]).max(1);
-            for (flow, fixed) in self.flows.iter_mut().zip(&mut fixed) {
-                if *fixed || !ends(flow).contains(&tightest) {
+            for ((flow, pair), fixed) in self.flows.iter_mut().zip(&pairs).zip(&mut fixed) {
+                if *fixed || !pair.contains(&tightest) {
                     continue;
                 }
                 *fixed = true;
                 flow.rate = rate;
-                for link in ends(flow) {
+                for &link in pair {
                     left[link] = left[link].saturating_sub(rate);
                     open[link] -= 1;
                 }
             }
         }
+        let ns = |f: &Flow| f.left.div_ceil(u128::from(f.rate.max(1)));
+        let first = self.flows.iter().map(ns).min();
+        self.next = first.map(|ns| self.now.after(u64::try_from(ns).unwrap_or(u64::MAX)));
     }
 }
 

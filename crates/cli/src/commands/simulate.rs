@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{BufWriter, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Instant,
 };
@@ -14,7 +14,8 @@ use dunlin_sim::{
     RunOptions, Summary,
     chrome::ChromeTrace,
     config::{ConfigFileError, SimConfig},
-    events::{EventSink, LogEvent},
+    csv::{RequestCsv, Tee},
+    events::EventSink,
     html,
     recorded::{Comparison, Observed},
     simulate,
@@ -53,6 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
+    /// Write a row of comma-separated values for each request
+    #[arg(long, value_name = "FILE")]
+    requests: Option<PathBuf>,
+
     /// Write what happened, in the trace event format of Chrome and Perfetto
     #[arg(long, value_name = "FILE")]
     events: Option<PathBuf>,
@@ -88,17 +93,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let cluster = config.cluster().map_err(unusable)?;
     let requests = config.requests().map_err(unusable)?;
     let recording = config.recording().map_err(unusable)?;
-    let mut events = match &args.events {
-        Some(path) => {
-            let file = File::create(path).with_context(|| path.display().to_string())?;
-            Some(ChromeTrace::new(BufWriter::with_capacity(1 << 20, file)))
-        }
-        None => None,
-    };
-    let mut sinks = Sinks {
-        observed: recording.is_some().then(Observed::default),
-        trace: events.as_mut().map(|e| e as &mut dyn EventSink),
-    };
+    let mut events = create(args.events.as_deref())?.map(ChromeTrace::new);
+    let mut rows = create(args.requests.as_deref())?.map(RequestCsv::new);
+    let mut observed = recording.is_some().then(Observed::default);
+    let mut sinks = Tee::default();
+    sinks.0.extend(events.as_mut().map(|e| e as &mut dyn EventSink));
+    sinks.0.extend(rows.as_mut().map(|r| r as &mut dyn EventSink));
+    sinks.0.extend(observed.as_mut().map(|o| o as &mut dyn EventSink));
     let flag = CancelFlag::default();
     interrupt::listen();
     interrupt::arm(Some(&flag));
@@ -107,13 +108,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let options = RunOptions {
         seed: config.seed,
         threads: config.threads,
-        events: sinks.wanted().then_some(&mut sinks),
+        events: (!sinks.0.is_empty()).then_some(&mut sinks as &mut dyn EventSink),
         stop: Some(&mut stop),
         ..RunOptions::default()
     };
     let report = simulate(&cluster, requests, options).map_err(unusable)?;
     let wall_s = begin.elapsed().as_secs_f64();
-    let recorded = match (&recording, sinks.observed.take()) {
+    let recorded = match (&recording, observed) {
         (Some(recording), Some(observed)) => {
             let problem = |problem| unusable(ConfigFileError::value("recorded", problem));
             Some(recording.compare(&observed).map_err(problem)?)
@@ -123,6 +124,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     interrupt::arm(None);
     if let (Some(events), Some(path)) = (events, &args.events) {
         events.finish().with_context(|| path.display().to_string())?;
+    }
+    if let (Some(rows), Some(path)) = (rows, &args.requests) {
+        rows.finish().with_context(|| path.display().to_string())?;
     }
     if let Some(path) = &args.report {
         std::fs::write(path, html::page(&report, &config.name))
@@ -152,27 +156,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who gets the events.
-struct Sinks<'a> {
-    observed: Option<Observed>,
-    trace: Option<&'a mut dyn EventSink>,
-}
-
-impl Sinks<'_> {
-    fn wanted(&self) -> bool {
-        self.observed.is_some() || self.trace.is_some()
-    }
-}
-
-impl EventSink for Sinks<'_> {
-    fn event(&mut self, event: &LogEvent) {
-        if let Some(observed) = &mut self.observed {
-            observed.event(event);
-        }
-        if let Some(trace) = &mut self.trace {
-            trace.event(event);
-        }
-    }
+/// A file to write to, if one is wanted.
+fn create(path: Option<&Path>) -> anyhow::Result<Option<BufWriter<File>>> {
+    let Some(path) = path else { return Ok(None) };
+    let file = File::create(path).with_context(|| path.display().to_string())?;
+    Ok(Some(BufWriter::with_capacity(1 << 20, file)))
 }
 
 /// A recorded run beside the simulated one.

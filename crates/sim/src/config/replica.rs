@@ -6,13 +6,16 @@ use std::{
     sync::Arc,
 };
 
-use dunlin_costmodel::{CostFile, CostModel, CostSpec, Roofline};
+use dunlin_costmodel::{CostFile, CostModel, CostSpec, Link, Roofline};
 use dunlin_kvcache::{CacheConfig, EvictionKind};
 use dunlin_scheduler::{Admission, CoreConfig, policy::PolicyKind};
 use serde::Deserialize;
 
 use super::{ConfigFileError, US, nanoseconds};
-use crate::{CERTAIN, ExpertSpec, ExpertSpread, Prediction, ReplicaSpec, Role, Speculation, Tier};
+use crate::{
+    CERTAIN, ExpertSpec, ExpertSpread, Prediction, ReplicaSpec, Role, SharedCost, Speculation,
+    Tier, afd::AfdCost,
+};
 
 /// Equal replicas.
 #[derive(Debug, Clone, Deserialize)]
@@ -53,6 +56,9 @@ pub struct ReplicaGroup {
     /// How tokens spread over experts.
     #[serde(default)]
     pub experts: Option<ExpertConfig>,
+    /// Feed-forward networks on devices of their own; `cost` is then that of attention.
+    #[serde(default)]
+    pub ffn: Option<FfnConfig>,
 }
 
 const fn one() -> u32 {
@@ -87,12 +93,12 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             policy: "fcfs".into(),
-            admission: Admission::default(),
             max_step_tokens: 2048,
             max_running: 256,
             max_waiting: 1 << 20,
             chunking: "full".into(),
             steps_in_flight: 1,
+            admission: Admission::default(),
             max_output_tokens: None,
             predicted_lengths: "none".into(),
         }
@@ -177,6 +183,26 @@ pub struct SpeculationConfig {
     /// And for each draft token.
     #[serde(default)]
     pub token_us: f64,
+}
+
+/// Feed-forward networks on devices of their own.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FfnConfig {
+    /// What those of all layers cost on one of their devices.
+    pub cost: CostSpec,
+    /// Layers.
+    pub layers: u32,
+    /// Micro-batches that a step is cut into.
+    pub micro_batches: u32,
+    /// Devices with attention.
+    pub attention_devices: u32,
+    /// Devices with feed-forward networks.
+    pub ffn_devices: u32,
+    /// Bytes of a token's row between the two.
+    pub row_bytes: f64,
+    /// The link between the two.
+    pub link: Link,
 }
 
 /// How tokens spread over experts.
@@ -276,6 +302,10 @@ impl ReplicaGroup {
             files.insert(file.clone(), Arc::clone(&cost));
         }
         let (block_bytes, blocks) = self.memory(&cost)?;
+        let cost: SharedCost = match &self.ffn {
+            None => cost,
+            Some(ffn) => Arc::new(apart(cost, ffn)?),
+        };
         let mut spec = ReplicaSpec::new(self.core(blocks, block_bytes)?, cost);
         spec.host_ns = nanoseconds("host_us", self.host_us, US)?;
         spec.weight = self.weight.max(1);
@@ -348,8 +378,8 @@ impl ReplicaGroup {
         let mut core = CoreConfig::new(cache, s.max_step_tokens);
         core.max_running = s.max_running;
         core.max_waiting = s.max_waiting;
-        core.admission = s.admission;
         core.steps_in_flight = s.steps_in_flight;
+        core.admission = s.admission;
         let value = |key: &str, e: &dyn std::fmt::Display| ConfigFileError::value(key, e);
         core.chunking = s.chunking.parse().map_err(|e| value("scheduler.chunking", &e))?;
         core.policy = s.policy.parse::<PolicyKind>().map_err(|e| value("scheduler.policy", &e))?;
@@ -358,6 +388,36 @@ impl ReplicaGroup {
         core.validate().map_err(|e| value("scheduler", &e))?;
         Ok(core)
     }
+}
+
+/// Attention and feed-forward networks on devices of their own.
+fn apart(attention: Arc<CostModel>, f: &FfnConfig) -> Result<AfdCost, ConfigFileError> {
+    for (key, value) in [
+        ("ffn.layers", f.layers),
+        ("ffn.micro_batches", f.micro_batches),
+        ("ffn.attention_devices", f.attention_devices),
+        ("ffn.ffn_devices", f.ffn_devices),
+    ] {
+        if !(1..=4096).contains(&value) {
+            return Err(ConfigFileError::value(key, format!("{value} should be from 1 to 4,096")));
+        }
+    }
+    let link = f.link.bytes_per_s > 0.0 && f.link.latency_ns >= 0.0 && f.row_bytes >= 0.0;
+    if !link {
+        let problem = "a link carries something, after a latency of 0 or more";
+        return Err(ConfigFileError::value("ffn.link", problem));
+    }
+    let ffn = f.cost.build().map_err(|e| ConfigFileError::value("ffn.cost", e))?;
+    Ok(AfdCost {
+        attention,
+        ffn: Arc::new(ffn),
+        layers: f.layers,
+        micro_batches: f.micro_batches,
+        attention_devices: f.attention_devices,
+        ffn_devices: f.ffn_devices,
+        row_bytes: f.row_bytes,
+        link: f.link,
+    })
 }
 
 fn prediction(text: &str) -> Result<Prediction, ConfigFileError> {

@@ -1,5 +1,6 @@
 //! What goes between replicas and whoever runs them: requests, and news.
 
+use dunlin_costmodel::StepShape;
 use dunlin_scheduler::Rejection;
 use dunlin_units::Time;
 use dunlin_workload::Request;
@@ -74,6 +75,9 @@ pub(crate) struct World {
     pub slo: Slo,
     /// The first promise that a core broke, where cores are checked.
     pub violation: Option<String>,
+    /// Memory for a prompt, and for a step's shape, used again and again.
+    pub prompt: Vec<u32>,
+    pub shape: StepShape,
     /// The first rejection, for the report.
     pub rejection: Option<(u64, Rejection)>,
 }

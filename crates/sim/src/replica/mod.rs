@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use dunlin_costmodel::{Phase, SeqShape, StepShape};
+use dunlin_costmodel::{Phase, SeqShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
     Commit, Core, DraftNode, DrafterKind, Effects, End, Event, Finished, Keep, Proposal, SampleEnd,
@@ -130,8 +130,6 @@ pub(crate) struct Replica {
     tier_free: Time,
     effects: Effects,
     events: Vec<Event>,
-    shape: StepShape,
-    prompt: Vec<u32>,
     /// Step times in percent of their price.
     pub slow_percent: u32,
     pub up_since: Option<Time>,
@@ -174,8 +172,6 @@ impl Replica {
             tier_free: Time(0),
             effects: Effects::default(),
             events: Vec::new(),
-            shape: StepShape::default(),
-            prompt: Vec::new(),
             slow_percent: 100,
             up_since: Some(Time(0)),
             level: Level::default(),
@@ -234,7 +230,7 @@ impl Replica {
                     self.backlog.push_back(job);
                 }
             }
-            self.feed(now);
+            self.feed(now, world);
             self.advance(now, world);
             // Sessions of requests that have just ended.
             if !self.events.is_empty() {
@@ -244,7 +240,7 @@ impl Replica {
     }
 
     /// Gives the core what waits outside, as far as it wants it.
-    fn feed(&mut self, now: Time) {
+    fn feed(&mut self, now: Time, world: &mut World) {
         let most = match self.spec.core.policy {
             PolicyKind::Fcfs => self.spec.core.max_running as usize + CORE_QUEUE,
             _ => usize::MAX,
@@ -252,15 +248,15 @@ impl Replica {
         while self.by_id.len() < most
             && let Some(job) = self.backlog.pop_front()
         {
-            self.submit(now, job);
+            self.submit(now, job, world);
         }
     }
 
-    fn submit(&mut self, now: Time, job: Job) {
+    fn submit(&mut self, now: Time, job: Job, world: &mut World) {
         let request = &job.request;
         let own = self.seeds.child_at(job.number).seed();
-        self.prompt.clear();
-        request.prompt_ids(own, VOCABULARY, &mut self.prompt);
+        world.prompt.clear();
+        request.prompt_ids(own, VOCABULARY, &mut world.prompt);
         let mut answer = request.answer(own, VOCABULARY);
         answer.head.reverse();
         let done = job.done_tokens;
@@ -283,9 +279,9 @@ impl Replica {
                     stream_token(active.stream, active.index - 1, VOCABULARY)
                 }
             };
-            self.prompt.push(token);
+            world.prompt.push(token);
         }
-        active.prompt_tokens = self.prompt.len() as u32;
+        active.prompt_tokens = world.prompt.len() as u32;
         let request = &active.job.request;
         let limit = self.spec.output_limit(active.prompt_tokens);
         let wanted = request.output_tokens - done.min(request.output_tokens);
@@ -296,9 +292,9 @@ impl Replica {
         // A limit of nothing would be taken for a wish for nothing.
         let max_tokens = if wanted == 0 { 0 } else { limit.max(1) };
         // Where the prompt's KV is there, what is left to compute is the latest token.
-        let known = if stage == Stage::Decode { self.prompt.len() - 1 } else { 0 };
+        let known = if stage == Stage::Decode { world.prompt.len() - 1 } else { 0 };
         let mut submission =
-            Submission::new(id, Namespace::default(), &self.prompt[known..], max_tokens);
+            Submission::new(id, Namespace::default(), &world.prompt[known..], max_tokens);
         let session = SessionId(active.job.number);
         if stage != Stage::Whole {
             submission.session = Some(SessionUse { session, keep: Keep::Prompt });
@@ -545,7 +541,7 @@ impl Replica {
     /// Begins a step.
     fn begin(&mut self, now: Time, plan: StepPlan, world: &mut World) {
         let mut tokens = 0;
-        self.shape.seqs.clear();
+        world.shape.seqs.clear();
         for entry in &plan.entries {
             let phase = match (entry.tokens, entry.draft) {
                 (_, 1..) => Phase::Verify,
@@ -554,13 +550,13 @@ impl Replica {
             };
             let new_tokens = entry.tokens + entry.draft;
             tokens += new_tokens;
-            self.shape.seqs.push(SeqShape { new_tokens, context: entry.first_position, phase });
+            world.shape.seqs.push(SeqShape { new_tokens, context: entry.first_position, phase });
         }
         if let Some(experts) = &mut self.experts {
-            self.shape.experts = experts.draw(tokens);
+            world.shape.experts = experts.draw(tokens);
         }
-        self.shape.sampled = plan.samples.len() as u32 + plan.draft.len() as u32;
-        let price = self.spec.cost.price(&self.shape);
+        world.shape.sampled = plan.samples.len() as u32 + plan.draft.len() as u32;
+        let price = self.spec.cost.price(&world.shape);
         let mut ns = price.time_ns;
         if let Some(speculation) = &self.spec.speculation {
             ns += speculation.step_ns + speculation.token_ns * plan.draft.len() as u64;
@@ -684,14 +680,14 @@ impl Replica {
     /// Blocks for a prompt whose KV is to come: allocated, and held. Whether there were enough.
     pub(crate) fn reserve(&mut self, now: Time, job: &Job, world: &mut World) -> bool {
         let own = self.seeds.child_at(job.number).seed();
-        self.prompt.clear();
-        job.request.prompt_ids(own, VOCABULARY, &mut self.prompt);
+        world.prompt.clear();
+        job.request.prompt_ids(own, VOCABULARY, &mut world.prompt);
         let session = SessionId(job.number);
         self.events.push(Event::Session(SessionOp::Restore {
             session,
             tenant: TenantId(0),
             namespace: Namespace::default(),
-            tokens: self.prompt.as_slice().into(),
+            tokens: world.prompt.as_slice().into(),
         }));
         self.events.push(Event::Session(SessionOp::Hold { session, held: true }));
         self.advance(now, world);
