@@ -44,7 +44,7 @@ fn distance(exact: &Completion, other: &Completion) -> f64 {
     let top = |c: &Completion| c.choices[0].logprobs.as_ref().expect("asked for")[0].top.clone();
     let (exact, other) = (top(exact), top(other));
     let of = |token: u32| other.iter().find(|t| t.token == token).map_or(0.0, |t| t.logprob.exp());
-    exact.iter().map(|t| f64::from((t.logprob.exp() - of(t.token)).abs())).sum::<f64>() / 2.0
+    exact.iter().map(|t| (t.logprob.exp() - of(t.token)).abs()).sum::<f64>() / 2.0
 }
 
 #[test]

@@ -254,9 +254,6 @@ fn speedups(
         let times = run.run(round * batch, batch, 250, Speculate::Auto);
         all.extend(times.iter().map(|time| plain / time));
     }
-    if std::env::var_os("DUNLIN_TRACE").is_some() {
-        eprintln!("{:?}", run.core.core.speculation());
-    }
     all
 }
 

@@ -49,9 +49,9 @@ pub fn page(report: &Report, name: &str) -> String {
     out.push_str("</div>");
     latencies(&mut out, report);
     timelines(&mut out, report);
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "<h2>Counts</h2><table><tr><th>what</th><th>number</th></tr>{}</table></body></html>\n",
+        "<h2>Counts</h2><table><tr><th>what</th><th>number</th></tr>{}</table></body></html>",
         counts(report)
     );
     out

@@ -97,7 +97,7 @@ where
     }
 
     /// When the latest row that was taken arrives.
-    pub(crate) fn before(&self) -> Time {
+    pub(crate) fn taken(&self) -> Time {
         self.taken
     }
 

@@ -159,6 +159,9 @@ impl Speculation {
     }
 }
 
+/// A sequence that asks for a draft, by its place among them, and its rates by depth.
+type Asked = (usize, Vec<f64>);
+
 impl Core {
     /// What came of drafts so far.
     pub fn speculation(&self) -> &SpeculationStats {
@@ -385,7 +388,7 @@ impl Core {
         kind: DrafterKind,
         slots: &[u32],
         batch: &Batch<'_>,
-        (gains, nodes, asked): (&[f64], usize, &[(usize, Vec<f64>)]),
+        (gains, nodes, asked): (&[f64], usize, &[Asked]),
         rate: f64,
     ) -> Option<(drafting::Plan, Vec<u32>)> {
         let cost = &self.speculation.costs[kind.index()];

@@ -335,7 +335,7 @@ where
             self.next(at)?;
         }
         // The rest of a moment that it has begun.
-        let begun = self.source.before();
+        let begun = self.source.taken();
         while let Some(at) = self.next_arrival().filter(|at| *at <= begun && *at < until) {
             self.next(at)?;
         }

@@ -266,7 +266,7 @@ fn pathological_grammars_are_bounded() {
                         let mask = mask.to_vec();
                         // Alternately the first and the last that is allowed.
                         let mut all = (0..END).filter(|&t| has(&mask, t));
-                        let next = if tokens.len() % 2 == 0 { all.next() } else { all.last() };
+                        let next = if tokens.len() % 2 == 0 { all.next() } else { all.next_back() };
                         let Some(next) = next else { break };
                         tokens.push(next);
                     }
