@@ -324,7 +324,9 @@ mod tests {
             .collect();
         let demand = (0..8760)
             .map(|h| {
-                let day = |r: usize| 1.0 + 0.6 * ((h + 6 * r) as f64 / 24.0 * 6.283).sin();
+                let day = |r: usize| {
+                    1.0 + 0.6 * ((h + 6 * r) as f64 / 24.0 * std::f64::consts::TAU).sin()
+                };
                 (0..4).map(|r| 4e8 * day(r)).collect()
             })
             .collect();
