@@ -103,11 +103,15 @@ fn extreme_numbers_are_refused_by_name_or_taken_as_they_are() {
 fn what_is_nested_deeply_is_refused_wherever_it_is() {
     let server = Server::new();
     let deep = |depth: usize| format!("{}1{}", r#"{"items":"#.repeat(depth), "}".repeat(depth));
-    for field in
-        ["json_schema", "tools", "logit_bias", "chat_template_kwargs", "structured_outputs"]
-    {
+    let listed = format!("[{}]", deep(5000));
+    for (field, value) in [
+        ("json_schema", deep(5000)),
+        ("tools", listed),
+        ("chat_template_kwargs", deep(5000)),
+        ("structured_outputs", deep(5000)),
+    ] {
         let body = chat(&json!({}));
-        let body = format!("{},\"{field}\":{}}}", &body[..body.len() - 1], deep(5000));
+        let body = format!("{},\"{field}\":{value}}}", &body[..body.len() - 1]);
         let answer = server.post(CHAT, body);
         assert_eq!(answer.status, 400, "{field}");
         assert!(answer.text().contains("nested too deeply"), "{field}: {}", answer.text());
