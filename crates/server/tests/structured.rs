@@ -129,7 +129,7 @@ fn check(file: &str) {
     let Some(path) = find(file, "answers of a given form") else { return };
     let service = load(&path);
     let run = |request: Generate| service.generate(request).unwrap();
-    let questions = ["Describe somebody.", "Say something long.", "1 + 1?"];
+    let questions = ["Describe somebody.", "Say something long."];
     let requests: Vec<(usize, Generate)> = cases()
         .iter()
         .enumerate()
@@ -154,7 +154,7 @@ fn check(file: &str) {
         assert_eq!(cases()[*case].1(&value), None, "{file}: {text}");
     }
     // Alone, each has the same answer.
-    for (i, (_, request)) in requests.iter().enumerate().step_by(4) {
+    for (i, (_, request)) in requests.iter().enumerate().step_by(3) {
         assert_eq!(text(run(request.clone())).0, answers[i].1, "{file}");
     }
     let choice = GrammarSource::Choice(vec!["Berlin".into(), "Ouagadougou".into()]);
