@@ -184,8 +184,9 @@ impl Client {
             .max_redirects(0)
             .timeout_connect(Some(settings.timeout.min(Duration::from_secs(30))))
             .timeout_global(Some(settings.timeout))
-            .max_idle_connections(1 << 14)
-            .max_idle_connections_per_host(1 << 14)
+            // A connection for each request: servers close idle ones when they like, and a request
+            // that meets one that is being closed would be told as a failure.
+            .max_idle_connections(0)
             .accept_encoding("identity")
             .user_agent(concat!("dunlin/", env!("CARGO_PKG_VERSION")))
             .build()
@@ -344,7 +345,7 @@ fn read(
             error => (Failure::Cut, error.to_string()),
         });
         let data = match next {
-            // What follows the end is read so that the connection can be used again.
+            // What the connection does after the end of the answer matters to nobody.
             Err(_) if done => break,
             Err(failure) => return Err(failure),
             Ok(Next::End) if done => break,

@@ -100,7 +100,8 @@ pub struct Args {
     #[arg(long)]
     text_prompts: bool,
 
-    /// Requests before the measurement, one after another; with shared tokens they warm the cache
+    /// Requests before the measurement, by as many clients as the measurement has (a rate or a
+    /// trace: one); with shared tokens they warm the server's cache
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_up: usize,
 
@@ -266,7 +267,7 @@ fn warm_up(args: &Args, client: &Client, prompts: &Prompts) -> anyhow::Result<us
     let first = usize::MAX / 2;
     let requests = short.at_once()?.skip(1 << 16).take(args.warm_up);
     let asks = requests.enumerate().map(|(i, request)| prompts.ask(first + i, request));
-    let run = drive::closed_loop(client, asks, 1, None)?;
+    let run = drive::closed_loop(client, asks, args.clients.unwrap_or(1) as usize, None)?;
     if run.outcomes.iter().all(|outcome| outcome.failure.is_some())
         && let Some((failure, said)) = run.outcomes.first().and_then(|o| o.failure.as_ref())
     {
