@@ -86,6 +86,34 @@ impl KvCache {
         found
     }
 
+    /// The block behind a chain that a look-up found whose tokens begin most like `tokens`, and how
+    /// many they have in common: a part of a block, to be copied. It gets one more reference, which
+    /// the caller gives back when the copy is under way. Only the first few blocks are looked at
+    /// where many follow the chain, and none at its start, where all prompts follow.
+    pub fn lookup_tail(&mut self, chain: &ChainHash, tokens: &[u32]) -> Option<(BlockId, usize)> {
+        /// Blocks looked at.
+        const LOOK: usize = 16;
+        if chain.node == NONE || tokens.is_empty() || !self.parent_stays(chain) {
+            return None;
+        }
+        let common = |id: u32| {
+            let there = self.index.tokens(id).iter();
+            there.zip(tokens).take_while(|(a, b)| a == b).count()
+        };
+        let below = self.index.children(chain.node).take(LOOK);
+        let usable = below.filter(|&id| self.usable(id) && !self.index.node(id).state.leaving);
+        // Of equals the first.
+        let (id, common) = usable
+            .map(|id| (id, common(id)))
+            .reduce(|best, other| if other.1 > best.1 { other } else { best })?;
+        if common == 0 {
+            return None;
+        }
+        let block = self.refer_to(id);
+        self.stats.hit_tokens += common as u64;
+        Some((block, common))
+    }
+
     /// Whether a node's content can be read in memory now.
     #[inline]
     fn usable(&self, id: u32) -> bool {

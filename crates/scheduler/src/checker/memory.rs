@@ -86,7 +86,8 @@ impl Memory {
         self.blocks[block as usize].references -= 1;
     }
 
-    /// Copies the first positions of a block that tables name to one that none does.
+    /// Copies the first positions of a block that tables name, or that is at rest, to one that no
+    /// table names.
     pub(super) fn copy(
         &mut self,
         from: BlockId,
@@ -96,7 +97,10 @@ impl Memory {
     ) -> Check {
         let tokens = tokens as usize;
         let source = self.block(from)?;
-        ensure!(source.references > 0, "block {from} is copied, and nobody holds it");
+        ensure!(
+            source.references > 0 || source.last_write < first_in_flight,
+            "block {from} is copied, and nobody holds it while a step writes it"
+        );
         ensure!(source.motion != Some(Motion::Coming), "block {from} is copied while it is loaded");
         ensure!(
             source.chain.len() >= tokens,

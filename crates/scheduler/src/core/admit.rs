@@ -350,6 +350,38 @@ impl Core {
         self.run(now, slot, true, fx);
     }
 
+    /// Copies what a cached block has of the tokens behind those that were found, so that a prompt
+    /// that is cached whole is computed from its last token and not from its last block. The copy is
+    /// a block that was promised to the sequence anyway.
+    fn copy_tail(&mut self, slot: u32, fx: Fx<'_>) {
+        let seq = &self.seqs[slot];
+        let (computed, tokens) = (seq.computed as usize, seq.tokens.len());
+        let most = if seq.generates() { tokens - 1 } else { tokens };
+        if self.config.admission == Admission::Prompt
+            || !self.config.cache.prefix_cache
+            || most <= computed
+        {
+            return;
+        }
+        let rest = &seq.tokens[computed..most];
+        let Some((block, common)) = self.kv.lookup_tail(&seq.chain, rest) else { return };
+        let tenant = seq.tenant;
+        if let Some(own) = self.kv.allocate(tenant) {
+            let seq = &mut self.seqs[slot];
+            seq.table.push(own);
+            seq.computed += common as u32;
+            seq.planned = seq.computed;
+            let kept = seq.promised.min(1);
+            seq.promised -= kept;
+            self.promised -= u64::from(kept);
+            fx.ops.push(SeqOp::Copy { from: block, to: own, tokens: common as u32 });
+            fx.ops.push(SeqOp::Block { seq: SeqId(slot), block: own });
+            self.note_blocks(slot);
+        }
+        // Whatever is written over it comes after the copy.
+        self.kv.release(block);
+    }
+
     /// The sequence joins those that run, in its place. The blocks of a `fresh` table are news to
     /// the executor.
     fn run(&mut self, now: Time, slot: u32, fresh: bool, fx: Fx<'_>) {
@@ -359,15 +391,17 @@ impl Core {
         seq.follows = None;
         seq.waits_for_room_since = None;
         self.idle_running += u32::from(seq.rank.idle);
+        if fresh {
+            let table = seq.table.iter();
+            fx.ops.extend(table.map(|&block| SeqOp::Block { seq: SeqId(slot), block }));
+            self.copy_tail(slot, fx);
+        }
+        let seq = &self.seqs[slot];
         let request = &mut self.requests[seq.request];
         if request.admitted.is_none() {
             request.bill.cached_tokens = u64::from(seq.computed);
         }
         request.runs(now);
-        if fresh {
-            let table = seq.table.iter();
-            fx.ops.extend(table.map(|&block| SeqOp::Block { seq: SeqId(slot), block }));
-        }
         if seq.planned == seq.total() && !seq.generates() {
             // All that it wanted was there.
             let end = self.length_end(slot);
