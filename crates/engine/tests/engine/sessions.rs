@@ -227,7 +227,7 @@ fn later_kv_is_kept_and_stays_private() {
     let prompt = [&history[..], &[7, 8]].concat();
     let other = Request { prompt: prompt.clone(), ..request(5, 1, 3) };
     let done = run_one(&mut engine, &other);
-    assert_eq!(done.bill.cached_tokens, 8);
+    assert_eq!(done.bill.cached_tokens, 9);
     // Copies, and what is saved and restored, are its like.
     engine.fork_session(session, copy).unwrap();
     assert!(!engine.session_is_exact(copy).unwrap());
