@@ -45,6 +45,9 @@ pub struct Limits {
     pub kv_tokens: usize,
 }
 
+/// The most positions of a batch that decodes, over its sequences.
+const DEEPEST: usize = 4096;
+
 /// Decoding steps of a batch that are measured.
 const DECODES: usize = 10;
 
@@ -52,23 +55,26 @@ const DECODES: usize = 10;
 /// traffic with everything mixed.
 pub fn points(limits: Limits) -> Vec<Point> {
     let mut all = Vec::new();
-    let prompts = [8, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 3000];
+    let prompts = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
     all.extend(prompts.into_iter().map(prompt));
-    for (count, length) in [(2, 16), (4, 32), (3, 96), (6, 20), (2, 200), (8, 60)] {
+    for (count, length) in [(2, 16), (4, 32), (3, 96), (6, 20)] {
         all.push(prompts_together(count, length));
     }
-    for depth in [16, 256, 1024] {
-        for batch in [1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64] {
-            all.push(decodes(batch, depth));
+    for depth in [16, 192, 768] {
+        for batch in [1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 48, 64] {
+            // Long contexts take long to make; wide batches of short ones do not.
+            if batch * depth <= DEEPEST {
+                all.push(decodes(batch, depth));
+            }
         }
     }
-    all.extend([1, 2, 4, 8, 12, 16, 24, 32].into_iter().map(mix));
-    let mut held: Vec<Point> = [16, 40, 80, 160, 300, 640, 1300].into_iter().map(prompt).collect();
-    held.extend([(3, 24), (2, 90), (5, 50)].map(|(count, length)| prompts_together(count, length)));
-    for (batch, depth) in [(1, 500), (2, 100), (5, 128), (7, 60), (10, 512), (14, 700), (20, 64)] {
+    all.extend([1, 2, 4, 8, 16, 32].into_iter().map(mix));
+    let mut held: Vec<Point> = [12, 40, 80, 160, 300, 640].into_iter().map(prompt).collect();
+    held.extend([(3, 24), (2, 90)].map(|(count, length)| prompts_together(count, length)));
+    for (batch, depth) in [(1, 500), (3, 100), (5, 128), (7, 60), (10, 300), (14, 40), (20, 64)] {
         held.push(decodes(batch, depth));
     }
-    held.extend([decodes(28, 300), mix(3), mix(6), mix(10), mix(20), traffic(limits.batch)]);
+    held.extend([mix(3), mix(10), mix(20), traffic(limits.batch)]);
     held.iter_mut().for_each(|point| point.held_out = true);
     all.extend(held);
     all.retain(|point| {
@@ -97,7 +103,7 @@ fn decodes(batch: usize, depth: usize) -> Point {
 
 /// Sequences that decode, and prompts that come one after the other.
 fn mix(batch: usize) -> Point {
-    let prompts = [12, 30, 64, 100, 180, 350, 20, 48];
+    let prompts = [12, 40, 100, 220, 350, 24];
     let steps = 2 + 4 * prompts.len();
     let running = (0..batch).map(|i| Planned {
         after_steps: 0,
@@ -124,7 +130,7 @@ fn traffic(batch: usize) -> Point {
             output: 5 + spread(53, 60),
         }
     };
-    Point::new("traffic".into(), (0..batch.max(24)).map(request).collect())
+    Point::new("traffic".into(), (0..batch.clamp(8, 24)).map(request).collect())
 }
 
 #[cfg(test)]
