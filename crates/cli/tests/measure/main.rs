@@ -3,6 +3,7 @@
 
 mod bench;
 mod eval;
+mod planning;
 
 use std::{
     path::{Path, PathBuf},
