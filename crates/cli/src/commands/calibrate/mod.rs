@@ -117,6 +117,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let folder = tempfile::tempdir().context("cannot make a folder for the record")?;
     let record = folder.path().join("calibration.log");
     let cancel = CancelFlag::new();
+    interrupt::listen();
     interrupt::arm(Some(&cancel));
     // What is first touched, mapped and decoded takes longer; that is not a step's cost.
     let warm_up: Vec<Point> = points.iter().step_by(WARM_UP).cloned().collect();

@@ -141,6 +141,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let folder = tempfile::tempdir().context("cannot make a folder for the record")?;
     let record = args.record.clone().unwrap_or_else(|| folder.path().join("run.log"));
     let cancel = CancelFlag::new();
+    interrupt::listen();
     interrupt::arm(Some(&cancel));
     let settings = |config: &mut dunlin_engine::EngineConfig| {
         config.max_running = args.max_batch;
