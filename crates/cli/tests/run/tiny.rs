@@ -21,7 +21,7 @@ fn raw_text_is_all_that_standard_output_gets() {
 fn reports_hold_what_they_promise() {
     let dunlin = Dunlin::tiny();
     let args = ["-p", "a", "-n", "6", "--seed", "7", "--ignore-eos", "--logprobs", "3"];
-    let report = dunlin.json(&args);
+    let report = dunlin.json(&[&args[..], &["--speculate", "off"]].concat());
     assert_eq!(numbers(&report, "token_ids").len(), 6);
     assert_eq!(report["finish_reason"], "length");
     assert_eq!(report["seed"], 7);
@@ -44,6 +44,40 @@ fn reports_hold_what_they_promise() {
         assert!(best[0]["logprob"].as_f64() >= chosen.as_f64());
         assert!(chosen.as_f64() < Some(0.0));
     }
+}
+
+#[test]
+fn whoever_drafts_the_answer_is_the_same() {
+    let dunlin = Dunlin::tiny();
+    let model = dunlin.model.to_str().unwrap().to_string();
+    for temperature in ["0", "0.7"] {
+        let with = |more: &[&str]| {
+            let args = ["-p", "one one one one", "-n", "40", "--raw", "--ignore-eos", "--seed", "3"];
+            let report = dunlin.json(&[&args[..], &["--temperature", temperature], more].concat());
+            let said = (numbers(&report, "token_ids"), report["logprobs"].clone());
+            (said, report["bill"]["speculation"].clone())
+        };
+        let (plain, none) = with(&["--speculate", "off"]);
+        let nothing = json!({
+            "drafter": "off", "contract": "exact",
+            "drafted_tokens": 0, "accepted_tokens": 0, "draft_ns": 0,
+        });
+        assert_eq!(none, nothing);
+        for way in [
+            &["--speculate", "lookup"][..],
+            &["--speculate", "auto", "--speculate-max", "3"],
+            &["--speculate", "draft", "--draft-model", &model],
+            &["--speculate", "layers"],
+        ] {
+            let (said, bill) = with(way);
+            assert_eq!(said, plain, "{way:?}");
+            assert_eq!((&bill["drafter"], &bill["contract"]), (&json!(way[1]), &json!("exact")));
+            assert!(bill["accepted_tokens"].as_u64() <= bill["drafted_tokens"].as_u64());
+        }
+    }
+    let refused = dunlin.run(&["-p", "a", "--speculate", "draft"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("--draft-model"), "{}", refused.err);
 }
 
 #[test]
