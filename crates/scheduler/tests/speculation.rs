@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace};
 use dunlin_scheduler::{
-    CONFIDENCE_ONE, Commit, CoreConfig, DraftNode, DraftWanted, DrafterKind, Effects, Event,
-    Proposal, SeqOp, Speculate, SpeculationConfig, StepKind, StepOutcome, StepPlan, Submission,
-    checker::CheckedCore,
+    CONFIDENCE_ONE, Commit, CoreConfig, DraftControl, DraftNode, DraftWanted, DrafterKind, Effects,
+    Event, MAX_DRAFT, Proposal, SeqOp, Speculate, SpeculationConfig, StepKind, StepOutcome,
+    StepPlan, Submission, checker::CheckedCore,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, Stream, Time};
 
@@ -61,6 +61,7 @@ const BAIT: Skill = Skill { right: |_, _, depth| if depth == 0 { 1.0 } else { 0.
 const SOME: Skill = Skill { right: |r, _, _| if r % 2 == 0 { 0.97 } else { 0.0 }, sure: 0.9 };
 
 const PROMPT: u32 = 64;
+const TOKENS: u32 = 250;
 
 /// Requests on a machine, with drafters of these skills.
 struct Run {
@@ -81,7 +82,13 @@ fn token(request: RequestId, position: u32) -> u32 {
 }
 
 impl Run {
-    fn new(machine: Machine, lookup: Option<Skill>, model: Option<Skill>, seed: u64) -> Self {
+    fn new(
+        machine: Machine,
+        lookup: Option<Skill>,
+        model: Option<Skill>,
+        control: DraftControl,
+        seed: u64,
+    ) -> Self {
         let cache = CacheConfig {
             block_tokens: 16,
             block_count: 4096,
@@ -93,6 +100,7 @@ impl Run {
         let mut config = CoreConfig::new(cache, 512);
         let permille = (machine.pass / machine.verify(1) * 1e3) as u32;
         config.speculation = SpeculationConfig {
+            control,
             drafters: model.map(|_| (DrafterKind::Model, permille)).into_iter().collect(),
             ..SpeculationConfig::default()
         };
@@ -112,14 +120,14 @@ impl Run {
         self.random.next_below(1 << 20) as f64 / f64::from(1 << 20)
     }
 
-    /// Runs `count` requests for so many tokens each; the microseconds a token of each of them.
-    fn run(&mut self, first: u64, count: u64, tokens: u32, speculate: Speculate) -> Vec<f64> {
+    /// Runs `count` requests; the microseconds a token of each of them.
+    fn run(&mut self, first: u64, count: u64, speculate: Speculate, max_draft: u32) -> Vec<f64> {
         let mut events: Vec<Event> = (first..first + count)
             .map(|id| {
                 let prompt: Vec<u32> =
                     (0..PROMPT).map(|i| token(RequestId(id + 1000), i)).collect();
-                let mut s = Submission::new(RequestId(id), Namespace::default(), prompt, tokens);
-                s.speculate = speculate;
+                let mut s = Submission::new(RequestId(id), Namespace::default(), prompt, TOKENS);
+                (s.speculate, s.max_draft) = (speculate, max_draft);
                 Event::Submit(Box::new(s))
             })
             .collect();
@@ -246,12 +254,12 @@ fn speedups(
     batch: u64,
     seed: u64,
 ) -> Vec<f64> {
-    let mut run = Run::new(machine, lookup, model, seed);
-    let plain = run.run(1_000_000, batch, 250, Speculate::Off);
+    let mut run = Run::new(machine, lookup, model, DraftControl::Adaptive, seed);
+    let plain = run.run(1_000_000, batch, Speculate::Off, MAX_DRAFT);
     let plain = median(plain);
     let mut all = Vec::new();
     for round in 0..3 {
-        let times = run.run(round * batch, batch, 250, Speculate::Auto);
+        let times = run.run(round * batch, batch, Speculate::Auto, MAX_DRAFT);
         all.extend(times.iter().map(|time| plain / time));
     }
     all
@@ -301,5 +309,40 @@ fn good_drafts_pay() {
         let all = speedups(DENSE, lookup, model, batch, 7);
         let found = median(all.clone());
         assert!(found >= wanted, "batch {batch}, {wanted}: {found} {all:?}");
+    }
+}
+
+/// Tokens a microsecond of drafts that always have the same length, the best of all lengths.
+fn best_fixed(lookup: Option<Skill>, model: Option<Skill>, seed: u64) -> f64 {
+    let lengths = [1, 2, 3, 4, 6, 8, 12, 16, 24, 31];
+    let speed = |&length: &u32| {
+        let mut run = Run::new(DENSE, lookup, model, DraftControl::Fixed, seed);
+        let times: Vec<f64> =
+            (0..4).flat_map(|id| run.run(id, 1, Speculate::Auto, length)).collect();
+        1.0 / median(times)
+    };
+    lengths.iter().map(speed).fold(0.0, f64::max)
+}
+
+#[test]
+fn lengths_are_nearly_as_good_as_the_best_in_hindsight() {
+    for (lookup, model) in [
+        (Some(GOOD), None),
+        (Some(FAIR), None),
+        (None, Some(GOOD)),
+        (None, Some(FAIR)),
+        (Some(WRONG), None),
+    ] {
+        let mut run = Run::new(DENSE, lookup, model, DraftControl::Adaptive, 11);
+        run.run(1_000_000, 1, Speculate::Off, MAX_DRAFT);
+        for id in 100..106 {
+            run.run(id, 1, Speculate::Auto, MAX_DRAFT);
+        }
+        let times: Vec<f64> =
+            (0..4).flat_map(|id| run.run(id, 1, Speculate::Auto, MAX_DRAFT)).collect();
+        let found = 1.0 / median(times);
+        let best = best_fixed(lookup, model, 11).max(1.0 / DENSE.verify(1));
+        println!("{:.3} of the best fixed length", found / best);
+        assert!(found >= 0.85 * best, "{found} of {best}");
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     effects::{StepKind, StepPlan},
     event::{DraftNode, Proposal},
     speculation::{
-        DraftControl, DraftWanted, DrafterKind, SpeculationConfig, SpeculationStats,
+        DraftControl, DraftWanted, DrafterKind, Speculate, SpeculationConfig, SpeculationStats,
         acceptance::{Acceptance, OwnAcceptance},
         budget::{self, Batch, Node},
         columns::ColumnCost,
@@ -23,11 +23,13 @@ const LENT_PERMILLE: f64 = 25.0;
 const FIRST_OUTPUT: f64 = 128.0;
 /// The fewest tokens that a drafter looks back on.
 const LEAST_CONTEXT: u32 = 32;
+/// Tokens that a sequence has gained since its last draft, where it has one in most steps.
+const USUAL_GAP: u32 = 2;
 /// A drafter is not asked beside a draft that promises so many tokens.
 const ENOUGH: f64 = 1.0;
 /// Nodes of a sequence's first draft, and of one after drafts that were wrong from the start.
 const FIRST_REACH: u32 = 4;
-const LEAST_REACH: u32 = 2;
+const LEAST_REACH: u32 = 4;
 
 /// What a core knows of drafts.
 #[derive(Debug, Default)]
@@ -84,7 +86,9 @@ impl Drafts {
         let reach = self.reach[kind.index()].unwrap_or(FIRST_REACH);
         self.reach[kind.index()] = Some(match accepted {
             0 => (reach / 2).max(LEAST_REACH),
-            all if all == verified => reach.max(2 * all).min(crate::MAX_DRAFT.max(reach)),
+            all if all == verified => {
+                reach.max(2 * all + LEAST_REACH).min(crate::MAX_DRAFT.max(reach))
+            }
             some => (2 * some + LEAST_REACH).min(reach.max(FIRST_REACH)),
         });
     }
@@ -395,42 +399,51 @@ impl Core {
         let columns = slots.len() as u64;
         let verify =
             |nodes: usize| self.speculation.verify_us(columns + nodes as u64, batch.plain_us);
-        let mut question = Question { batch, asked, gains, nodes, rate, behind: 0, lent_us: 0.0 };
-        // Without what catching up costs, it must be worth it in any case.
-        let steady = drafting::length(&question, cost, verify)?;
+        // What the drafter has not seen of sequences that it is asked for again and again is little.
+        let seen = |part: usize| self.seqs[slots[part]].drafts.as_ref().map_or(0, |d| d.fed);
+        let new = |&(part, _): &(usize, Vec<f64>)| match seen(part) {
+            0 => 0,
+            fed => self.seqs[slots[part]].tokens.len() as u32 - fed,
+        };
+        let behind = asked.iter().map(|of| new(of).min(USUAL_GAP)).sum();
+        let question = Question { batch, asked, gains, nodes, rate, behind };
+        let answer = drafting::length(&question, cost, verify)?;
         let token_us = cost.us(1.0, 2.0, batch.plain_us) - cost.us(1.0, 1.0, batch.plain_us);
+        // What it must see of others, and how much further it looks back, is paid by what was won
+        // before, or, where only such are asked for, in part by what is still to come.
+        let credit = batch.parts.iter().map(|c| c.us().max(0.0)).fold(f64::INFINITY, f64::min);
         let alone = asked.len() == slots.len();
+        let saved = 1.0 - rate / answer.rate;
         let mut contexts = Vec::with_capacity(asked.len());
-        let mut lent_us = f64::INFINITY;
-        for &(part, _) in asked {
-            let seq = &self.seqs[slots[part]];
-            let tokens = seq.tokens.len() as u32;
-            let none = Drafts::default();
-            let drafts = seq.drafts.as_deref().unwrap_or(&none);
-            let left = self.tokens_left(slots[part]);
-            let plain = left * batch.plain_us;
-            let saved = plain * (1.0 - rate / steady.rate);
-            let lent = (plain * LENT_PERMILLE / 1e3).min(saved / 2.0);
-            let own = batch.parts[part].us().max(0.0) / 2.0;
-            let lent = if drafts.fed == 0 { lent } else { 0.0 };
-            let afforded = ((lent + own) / token_us.max(1e-3)).min(1e9) as u32;
-            // It looks further back in powers of two, and only where that is affordable.
-            let had = if drafts.fed > 0 { tokens - drafts.start } else { 0 };
-            let wanted = afforded.checked_ilog2().map_or(0, |log| 1 << log).max(had);
-            if wanted < LEAST_CONTEXT.min(tokens) {
+        let (mut invested_us, mut lent_us) = (0.0, 0.0f64);
+        for of in asked {
+            let part = of.0;
+            let slot = slots[part];
+            let tokens = self.seqs[slot].tokens.len() as u32;
+            let plain_us = self.tokens_left(slot) * batch.plain_us;
+            let lent = (plain_us * LENT_PERMILLE / 1e3).min(plain_us * saved / 2.0);
+            let lent = if seen(part) == 0 && alone { lent } else { 0.0 };
+            let afforded = (lent + credit / 2.0) / asked.len() as f64 / token_us.max(1e-3);
+            let start = self.seqs[slot].drafts.as_ref().map_or(0, |d| d.start);
+            let had = if seen(part) > 0 { tokens - start } else { 0 };
+            // In powers of two.
+            let wanted = (afforded.min(1e9) as u32).checked_ilog2().map_or(0, |log| 1 << log);
+            if had == 0 && wanted < LEAST_CONTEXT.min(tokens) {
                 return None;
             }
-            let behind = drafts.is_behind(tokens, wanted);
-            question.behind += if behind { wanted.min(tokens) } else { tokens - drafts.fed };
-            contexts.push(wanted);
-            lent_us = lent_us.min(lent);
+            if had == 0 || start > 0 && wanted >= 2 * had {
+                invested_us += f64::from(wanted.min(tokens)) * token_us;
+                contexts.push(wanted);
+            } else {
+                invested_us += f64::from(new(of).saturating_sub(USUAL_GAP)) * token_us;
+                contexts.push(had);
+            }
+            lent_us = lent_us.max(lent);
         }
-        if alone && lent_us.is_finite() {
-            let catching_up = f64::from(question.behind) * token_us;
-            question.lent_us = lent_us.min(catching_up);
+        let lent_us = lent_us.min(invested_us);
+        if invested_us - lent_us > credit / 2.0 {
+            return None;
         }
-        let answer = drafting::length(&question, cost, verify)?;
-        let lent_us = question.lent_us;
         if lent_us > 0.0 {
             for &slot in slots {
                 self.seqs[slot].credit.lend(lent_us);
@@ -496,7 +509,16 @@ impl Core {
         let (us, plain_us) = self.speculation.step_us;
         let seq = &mut self.seqs[slot];
         seq.credit.step(tokens.len() as u64, us, plain_us, slack);
-        let Some(drafts) = seq.drafts.as_mut() else { return };
+        if seq.speculate == Speculate::Off {
+            return;
+        }
+        let drafts = seq.drafts.get_or_insert_default();
+        for (kind, _) in &self.speculation.config.drafters {
+            let asked = drafts.drafter == Some(*kind) && !drafts.verifying.is_empty();
+            if !asked && seq.speculate.allows(*kind) {
+                self.speculation.acceptance.not_asked(&mut drafts.own, *kind);
+            }
+        }
         let Some(kind) = drafts.drafter else { return };
         let nodes = std::mem::take(&mut drafts.verifying);
         let cut = drafts.cut.take();

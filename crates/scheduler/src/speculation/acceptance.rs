@@ -21,11 +21,15 @@ const DEPTHS: usize = 8;
 /// Nodes for which the drafter's word counts before rates of all sequences.
 const PRIOR_NODES: f64 = 6.0;
 /// Nodes for which the rates of all count before the sequence's own.
-const OWN_PRIOR_NODES: f64 = 3.0;
+const OWN_PRIOR_NODES: f64 = 5.0;
 /// What is left of a node's weight a node later.
 const KEEP: f64 = 0.998;
-/// The same for a sequence's own: some eight nodes count.
-const OWN_KEEP: f64 = 0.88;
+/// The same for a sequence's own: some sixteen nodes count.
+const OWN_KEEP: f64 = 0.94;
+/// What is left of what is known of a drafter's depths a step later in which it was not asked, of a
+/// sequence's own and of all: what was bad once is tried again.
+const OWN_MEMORY: f64 = 0.97;
+const MEMORY: f64 = 0.998;
 /// Of a drafter that was never asked: optimistic, so that it is.
 const UNKNOWN: f64 = 0.7;
 
@@ -40,6 +44,11 @@ impl Rate {
     fn see(&mut self, accepted: bool, keep: f64) {
         self.accepted = self.accepted * keep + f64::from(u8::from(accepted));
         self.tried = self.tried * keep + 1.0;
+    }
+
+    fn fade(&mut self, keep: f64) {
+        self.accepted *= keep;
+        self.tried *= keep;
     }
 
     /// The rate, where `prior` counts as so many nodes.
@@ -86,6 +95,13 @@ impl Acceptance {
         self.by_depth[k][depth.min(DEPTHS - 1)].see(accepted, KEEP);
         own.by_confidence[k][later][OWN_CLASS[class]].see(accepted, OWN_KEEP);
         own.by_depth[k][later].see(accepted, OWN_KEEP);
+    }
+
+    /// A sequence had a step without a draft of this drafter.
+    pub(crate) fn not_asked(&mut self, own: &mut OwnAcceptance, kind: DrafterKind) {
+        let k = kind.index();
+        self.by_depth[k].iter_mut().for_each(|rate| rate.fade(MEMORY));
+        own.by_depth[k].iter_mut().for_each(|rate| rate.fade(OWN_MEMORY));
     }
 
     /// The probability that a node of this confidence at this depth is accepted where those before it
@@ -141,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_turns_is_noticed_within_ten_nodes() {
+    fn a_sequence_that_turns_is_noticed_within_some_nodes() {
         let (mut all, mut own) = (Acceptance::default(), OwnAcceptance::default());
         for _ in 0..1000 {
             all.see(&mut own, KIND, (SURE, 0), true);
@@ -149,11 +165,11 @@ mod tests {
         for _ in 0..10 {
             all.see(&mut own, KIND, (SURE, 0), false);
         }
-        assert!(all.of_node(&own, KIND, (SURE, 0)) < 0.55);
+        assert!(all.of_node(&own, KIND, (SURE, 0)) < 0.65);
         for _ in 0..20 {
             all.see(&mut own, KIND, (SURE, 0), false);
         }
-        assert!(all.of_node(&own, KIND, (SURE, 0)) < 0.3);
+        assert!(all.of_node(&own, KIND, (SURE, 0)) < 0.35);
     }
 
     #[test]
@@ -166,5 +182,10 @@ mod tests {
         }
         assert!(all.at_depth(&own, KIND, 0) > 0.97 && all.at_depth(&own, KIND, 1) < 0.05);
         assert!(all.at_depth(&own, KIND, 7) < 0.05);
+        // Hope returns.
+        for _ in 0..3000 {
+            all.not_asked(&mut own, KIND);
+        }
+        assert!(all.at_depth(&own, KIND, 1) > 0.6);
     }
 }

@@ -68,8 +68,6 @@ pub(crate) struct Question<'a> {
     pub(crate) rate: f64,
     /// Tokens that the drafter has to catch up on first.
     pub(crate) behind: u32,
-    /// What may be lent to each for catching up.
-    pub(crate) lent_us: f64,
 }
 
 /// The answer.
@@ -106,14 +104,12 @@ pub(crate) fn length(
             gains[*part] += *reached;
         }
         let us = draft(k) + verify(question.nodes + k * count).max(batch.plain_us);
-        // What catching up costs is paid over the time that is still to come.
-        let us = us - question.lent_us;
         let rate = gains.iter().sum::<f64>() / us;
         let allowed = |(credit, &gain): (&Credit, &f64)| {
             us <= credit.longest_us(gain, batch.plain_us, batch.slack)
         };
         let better = best.map_or(question.rate * MARGIN, |b| b.rate);
-        if us > 0.0 && rate > better && batch.parts.iter().zip(&gains).all(allowed) {
+        if rate > better && batch.parts.iter().zip(&gains).all(allowed) {
             let node_us = draft(k + 1) - draft(k) + verify(question.nodes + (k + 1) * count)
                 - verify(question.nodes + k * count);
             let stop_below = (rate * node_us / count as f64).clamp(0.02, 0.9);
@@ -133,7 +129,7 @@ mod tests {
         gains: &'a [f64],
     ) -> Question<'a> {
         let rate = gains.iter().sum::<f64>() / batch.plain_us;
-        Question { batch, asked, gains, nodes: 0, rate, behind: 0, lent_us: 0.0 }
+        Question { batch, asked, gains, nodes: 0, rate, behind: 0 }
     }
 
     #[test]
