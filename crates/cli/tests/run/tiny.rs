@@ -52,7 +52,8 @@ fn whoever_drafts_the_answer_is_the_same() {
     let model = dunlin.model.to_str().unwrap().to_string();
     for temperature in ["0", "0.7"] {
         let with = |more: &[&str]| {
-            let args = ["-p", "one one one one", "-n", "40", "--raw", "--ignore-eos", "--seed", "3"];
+            let args =
+                ["-p", "one one one one", "-n", "40", "--raw", "--ignore-eos", "--seed", "3"];
             let report = dunlin.json(&[&args[..], &["--temperature", temperature], more].concat());
             let said = (numbers(&report, "token_ids"), report["logprobs"].clone());
             (said, report["bill"]["speculation"].clone())
