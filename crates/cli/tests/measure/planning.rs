@@ -37,14 +37,12 @@ fn a_calibrated_model_is_validated_and_no_decision_differs() {
         assert!(found["cost_model"]["e2e"]["mean"]["simulated_ms"].as_f64().unwrap() > 0.0);
     }
 
+    let bad = dunlin.file("bad.toml", "version = 1\n[model]\nkind = 'guess'");
     let unusable: [(&[&str], &str); 4] = [
         (&["--cost", text(&cost), "--seconds", "0"], "--seconds is 0"),
         (&["--cost", text(&cost), "--load", "nan"], "--load"),
         (&["--cost", text(&cost), "--chunking", "200%"], "--chunking"),
-        (
-            &["--cost", text(&dunlin.file("bad.toml", "version = 1\n[model]\nkind = 'guess'"))],
-            "no cost model",
-        ),
+        (&["--cost", text(&bad)], "no cost model"),
     ];
     for (args, problem) in unusable {
         let ran = dunlin.run(&["validate"], args);
