@@ -11,6 +11,8 @@ use toml::Value;
 
 use crate::outcome::unusable;
 
+/// The command that takes its settings from a file. (Others mean something else by `--config`.)
+const COMMAND: &str = "serve";
 /// The flag and the environment variable that name the file.
 const FLAG: &str = "config";
 const VARIABLE: &str = "DUNLIN_CONFIG";
@@ -25,7 +27,7 @@ pub fn expand(args: Vec<OsString>, command: &Command) -> anyhow::Result<Vec<OsSt
     let Ok(lenient) = lenient else { return Ok(args) };
     let Some((name, given)) = lenient.subcommand() else { return Ok(args) };
     let Some(sub) = command.find_subcommand(name) else { return Ok(args) };
-    if !sub.get_arguments().any(|arg| arg.get_long() == Some(FLAG)) {
+    if name != COMMAND {
         return Ok(args);
     }
     let path = given.get_raw(FLAG).and_then(|mut paths| paths.next_back().map(OsString::from));
@@ -50,8 +52,7 @@ fn arguments(
     given: impl Fn(&str) -> bool,
 ) -> Result<Vec<OsString>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        format!("line {line}: {}", error.message())
+        format!("line {}: {}", line_of(text, &error), error.message())
     })?;
     let mut out = Vec::new();
     for (key, value) in &table {
@@ -83,6 +84,12 @@ fn arguments(
         }
     }
     Ok(out)
+}
+
+/// The line that an error is in, from 1.
+pub fn line_of(text: &str, error: &toml::de::Error) -> usize {
+    let start = error.span().map_or(0, |span| span.start.min(text.len()));
+    1 + text.as_bytes()[..start].iter().filter(|&&byte| byte == b'\n').count()
 }
 
 fn scalar(key: &str, value: &Value) -> Result<String, String> {
@@ -140,6 +147,12 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(problem), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn other_commands_keep_their_own_configurations() {
+        let args = ["dunlin", "plan", "-c", "/no/such/plan.toml"].map(OsString::from).to_vec();
+        assert_eq!(expand(args.clone(), &crate::command_line()).unwrap(), args);
     }
 
     /// Whatever a file can say, the environment can.

@@ -342,7 +342,6 @@ fn lengths_are_nearly_as_good_as_the_best_in_hindsight() {
             (0..4).flat_map(|id| run.run(id, 1, Speculate::Auto, MAX_DRAFT)).collect();
         let found = 1.0 / median(times);
         let best = best_fixed(lookup, model, 11).max(1.0 / DENSE.verify(1));
-        println!("{:.3} of the best fixed length", found / best);
         assert!(found >= 0.85 * best, "{found} of {best}");
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path};
 use dunlin_server::{Tenant, hash_key};
 use serde::Deserialize;
 
-use crate::outcome::unusable;
+use crate::{config_file::line_of, outcome::unusable};
 
 /// What the file says of one.
 #[derive(Debug, Deserialize)]
@@ -39,9 +39,15 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<(Tenant, Option<u64>)>> {
 
 fn parse(text: &str) -> Result<Vec<(Tenant, Option<u64>)>, String> {
     let file: File = toml::from_str(text).map_err(|error| {
-        // The whole error quotes the line, which may hold a key.
-        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        format!("line {line}: {}", error.message())
+        // What it quotes, of the line or of a value, may be a key.
+        let message = error.message();
+        let message = match (message.find('"'), message.rfind('"')) {
+            (Some(from), Some(to)) if from < to => {
+                format!("{}\"...{}", &message[..from], &message[to..])
+            }
+            _ => message.to_string(),
+        };
+        format!("line {}: {message}", line_of(text, &error))
     })?;
     if file.tenant.is_empty() {
         return Err("it has no [[tenant]]".into());
