@@ -80,7 +80,7 @@ vocab_size = 10000
 
 [[workload.generate.clients]]
 name = 'chat'
-arrival = { kind = 'open', rate = { kind = 'constant', per_s = 200.0 } }
+arrival = { kind = 'open', rate = { kind = 'constant', per_s = 100.0 } }
 lengths = { kind = 'independent', prompt = { dist = { kind = 'exponential', mean = 60 } }, output = { dist = { kind = 'exponential', mean = 20 } } }
 
 [goals]
