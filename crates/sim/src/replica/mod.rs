@@ -18,9 +18,9 @@ use std::{
 use dunlin_costmodel::{Phase, SeqShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
-    Commit, Core, DraftNode, DrafterKind, Effects, End, Event, Finished, Keep, Proposal, SampleEnd,
-    SeqOp, SessionOp, SessionUse, Speculate, StepOutcome, StepPlan, Submission,
-    checker::CheckedCore, policy::PolicyKind,
+    Commit, Core, CoreConfig, DraftControl, DraftNode, DrafterKind, Effects, End, Event, Finished,
+    Keep, Proposal, SampleEnd, SeqOp, SessionOp, SessionUse, Speculate, StepOutcome, StepPlan,
+    Submission, checker::CheckedCore, policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, SessionId, Time};
 use dunlin_workload::stream_token;
@@ -187,9 +187,9 @@ impl Replica {
     fn driver(spec: &ReplicaSpec, checked: bool) -> Driver {
         let why = "settings are checked before replicas are made";
         if checked {
-            Driver::Checked(Box::new(CheckedCore::new(spec.core.clone()).expect(why)))
+            Driver::Checked(Box::new(CheckedCore::new(core_config(spec)).expect(why)))
         } else {
-            Driver::Plain(Box::new(Core::new(spec.core.clone()).expect(why)))
+            Driver::Plain(Box::new(Core::new(core_config(spec)).expect(why)))
         }
     }
 
@@ -760,6 +760,16 @@ impl Replica {
             log.push(event);
         }
     }
+}
+
+/// The core's settings. Drafts are verified whole: their length is the curve's, and the control that
+/// adapts it is not simulated.
+fn core_config(spec: &ReplicaSpec) -> CoreConfig {
+    let mut config = spec.core.clone();
+    if spec.speculation.is_some() {
+        config.speculation.control = DraftControl::Fixed;
+    }
+    config
 }
 
 /// A chain of draft tokens to follow position `end`. Which tokens they are does not matter: whether
