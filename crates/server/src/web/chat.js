@@ -225,7 +225,8 @@ async function answer() {
       reply.content += text;
       if (!waiting) {
         waiting = true;
-        requestAnimationFrame(draw);
+        // Not by frames: a page that is not looked at has none.
+        setTimeout(draw, 30);
       }
     });
   } catch (error) {
