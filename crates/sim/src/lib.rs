@@ -1,7 +1,7 @@
 //! The simulator: the core that serves, under a virtual clock.
 //!
 //! [`simulate`] drives the real `dunlin-scheduler` and `dunlin-kvcache` as the engine does; what the
-//! engine computes is priced by a cost model instead ([`StepCost`]), and how long answers are is
+//! engine computes is priced by a cost model instead ([`StepCost`](dunlin_costmodel::StepCost)), and how long answers are is
 //! known to an oracle that no policy can ask. So a decision made here is one that the serving code
 //! makes when it is told the same.
 //!

@@ -95,7 +95,7 @@ pub struct Args {
     #[arg(long, env = "DUNLIN_DRAIN_TIMEOUT", default_value_t = 30, value_name = "SECONDS")]
     drain_timeout: u64,
 
-    /// A file of tenants (TOML): [[tenant]] with name, keys or key_sha256, and optionally
+    /// A file of tenants (TOML): `[[tenant]]` with name, keys or key_sha256, and optionally
     /// max_requests and kv_tokens. Tenants share no cached prefixes, and cannot see each other's
     /// sessions
     #[arg(long, env = "DUNLIN_TENANTS", value_name = "PATH")]
