@@ -8,7 +8,9 @@
 
 use std::sync::Arc;
 
-use dunlin_units::{Noise, Purpose};
+use dunlin_scheduler::{DraftNode, DrafterKind, Proposal};
+use dunlin_units::{Noise, Purpose, SeqId};
+use dunlin_workload::stream_token;
 
 /// A drafter, as its effect and its price.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,50 @@ impl Speculation {
         }
         mean
     }
+}
+
+/// The tokens that a sequence is going to get.
+pub(crate) struct Ahead<'a> {
+    pub(crate) stream: u64,
+    /// Of the stream, where the head is used up.
+    pub(crate) index: u32,
+    /// Those before the stream's, the last first.
+    pub(crate) head: &'a [u32],
+    pub(crate) vocabulary: u32,
+}
+
+impl Ahead<'_> {
+    /// The token after so many others.
+    fn at(&self, depth: u32) -> u32 {
+        match self.head.len().checked_sub(depth as usize + 1) {
+            Some(at) => self.head[at],
+            None => {
+                let index = self.index + depth - self.head.len() as u32;
+                stream_token(self.stream, index, self.vocabulary)
+            }
+        }
+    }
+}
+
+/// A chain of draft tokens to follow position `end`: the right ones as far as they will be accepted,
+/// then wrong ones, for the core compares what was proposed with what came.
+pub(crate) fn propose(
+    seq: SeqId,
+    ahead: Ahead<'_>,
+    end: u32,
+    speculation: &Speculation,
+) -> Proposal {
+    let right = speculation.accepted(ahead.stream, end, u32::MAX);
+    let node = |(depth, &confidence): (u32, &u32)| {
+        let token = ahead.at(depth);
+        DraftNode {
+            token: if depth < right { token } else { (token + 1) % ahead.vocabulary },
+            parent: depth.checked_sub(1).unwrap_or(DraftNode::ROOT),
+            confidence,
+        }
+    };
+    let nodes = (0..).zip(speculation.acceptance.iter()).map(node).collect();
+    Proposal { seq, drafter: DrafterKind::Lookup, nodes }
 }
 
 #[cfg(test)]

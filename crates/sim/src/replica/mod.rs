@@ -18,9 +18,8 @@ use std::{
 use dunlin_costmodel::{Phase, SeqShape};
 use dunlin_kvcache::{MoveId, Namespace, Place, TenantId};
 use dunlin_scheduler::{
-    Commit, Core, CoreConfig, DraftControl, DraftNode, DrafterKind, Effects, End, Event, Finished,
-    Keep, Proposal, SampleEnd, SeqOp, SessionOp, SessionUse, Speculate, StepOutcome, StepPlan,
-    Submission, checker::CheckedCore, policy::PolicyKind,
+    Commit, Core, Effects, End, Event, Finished, Keep, SampleEnd, SeqOp, SessionOp, SessionUse,
+    Speculate, StepOutcome, StepPlan, Submission, checker::CheckedCore, policy::PolicyKind,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, SessionId, Time};
 use dunlin_workload::stream_token;
@@ -33,7 +32,7 @@ use crate::{
     events::{Digest, LogEvent, What},
     experts::Experts,
     metrics::Level,
-    speculation::Speculation,
+    speculation::{Ahead, propose},
 };
 
 /// Tokens are below this. They carry nothing but which are equal.
@@ -187,9 +186,9 @@ impl Replica {
     fn driver(spec: &ReplicaSpec, checked: bool) -> Driver {
         let why = "settings are checked before replicas are made";
         if checked {
-            Driver::Checked(Box::new(CheckedCore::new(core_config(spec)).expect(why)))
+            Driver::Checked(Box::new(CheckedCore::new(spec.core.clone()).expect(why)))
         } else {
-            Driver::Plain(Box::new(Core::new(core_config(spec)).expect(why)))
+            Driver::Plain(Box::new(Core::new(spec.core.clone()).expect(why)))
         }
     }
 
@@ -443,11 +442,17 @@ impl Replica {
         for _ in 1..gained {
             world.metrics.itl.add(0);
         }
-        let (left, stream, end) = (state.left, state.stream, position + gained);
+        let left = state.left;
         if left > 1
             && let Some(speculation) = &self.spec.speculation
         {
-            outcome.proposals.push(propose(seq, stream, end, speculation));
+            let head = match state.head {
+                0 => &[][..],
+                _ => &self.active[state.slot as usize].as_ref().expect("it runs").head,
+            };
+            let ahead =
+                Ahead { stream: state.stream, index: state.index, head, vocabulary: VOCABULARY };
+            outcome.proposals.push(propose(seq, ahead, position + gained, speculation));
         }
         Commit { tokens: gained, end: (left == 0).then_some(SampleEnd::Stop) }
     }
@@ -760,28 +765,6 @@ impl Replica {
             log.push(event);
         }
     }
-}
-
-/// The core's settings. Drafts are verified whole: their length is the curve's, and the control that
-/// adapts it is not simulated.
-fn core_config(spec: &ReplicaSpec) -> CoreConfig {
-    let mut config = spec.core.clone();
-    if spec.speculation.is_some() {
-        config.speculation.control = DraftControl::Fixed;
-    }
-    config
-}
-
-/// A chain of draft tokens to follow position `end`. Which tokens they are does not matter: whether
-/// they are right is drawn when they are verified.
-fn propose(seq: SeqId, stream: u64, end: u32, speculation: &Speculation) -> Proposal {
-    let node = |(depth, &chance): (usize, &u32)| DraftNode {
-        token: stream_token(stream ^ 0x5A5A, end + depth as u32, VOCABULARY),
-        parent: if depth == 0 { DraftNode::ROOT } else { depth as u32 - 1 },
-        confidence: chance,
-    };
-    let nodes = speculation.acceptance.iter().enumerate().map(node).collect();
-    Proposal { seq, drafter: DrafterKind::Lookup, nodes }
 }
 
 /// Nanoseconds to move so many bytes, rounded up.
