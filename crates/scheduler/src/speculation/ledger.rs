@@ -14,41 +14,62 @@ const MOST_STEPS: f64 = 12.0;
 
 /// Microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Credit(f64);
+pub(crate) struct Credit {
+    /// Up to the last step.
+    settled: f64,
+    /// What drafting has taken since then. It is spent whether the draft is verified or not, so it
+    /// does not count against verifying it; it counts against drafting again.
+    spent: f64,
+}
 
 impl Credit {
     /// A step has ended in which the sequence gained `tokens`. It took `us`, and would have taken
     /// `plain_us` without drafts.
     pub(crate) fn step(&mut self, tokens: u64, us: f64, plain_us: f64, slack: f64) {
         let earned = tokens as f64 * plain_us * (1.0 + slack) - us;
-        self.0 = (self.0 + earned).min(MOST_STEPS * plain_us);
+        self.settled = (self.us() + earned).min(MOST_STEPS * plain_us);
+        self.spent = 0.0;
     }
 
     /// Time has passed in which it gained nothing because of drafting.
     pub(crate) fn wait(&mut self, us: f64) {
-        self.0 -= us;
+        self.spent += us;
     }
 
     /// Some of a cost is to be paid by what is still to come.
     pub(crate) fn lend(&mut self, us: f64) {
-        self.0 += us;
+        self.settled += us;
     }
 
     /// The longest that a step may take that gains it `tokens`, on average, so that it does not fall
     /// behind.
     pub(crate) fn longest_us(self, tokens: f64, plain_us: f64, slack: f64) -> f64 {
-        self.0 + tokens * plain_us * (1.0 + slack)
+        self.settled + tokens * plain_us * (1.0 + slack)
     }
 
     /// What there is.
     pub(crate) fn us(self) -> f64 {
-        self.0
+        self.settled - self.spent
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_draft_that_is_paid_may_be_verified_and_none_is_asked_for_on_top() {
+        let mut credit = Credit::default();
+        credit.step(1, 100.0, 100.0, 0.02);
+        let before = credit.longest_us(2.0, 100.0, 0.02);
+        credit.wait(60.0);
+        assert_eq!(credit.longest_us(2.0, 100.0, 0.02), before);
+        assert!((credit.us() - -58.0).abs() < 1e-9);
+        // Whatever came of it, it is charged with the step.
+        credit.step(1, 110.0, 100.0, 0.02);
+        assert!((credit.us() - -66.0).abs() < 1e-9);
+        assert!(credit.longest_us(1.0, 100.0, 0.02) < 40.0);
+    }
 
     #[test]
     fn slack_is_saved_up_and_spent() {
