@@ -326,6 +326,9 @@ fn text_of(o: &Output) -> String {
             e.name, e.equation, e.count, e.flops, e.weights_read, e.kv_values_read
         );
     }
+    if !o.clocks.is_empty() {
+        t.push_str("one device, its kernels alone (without collectives, overhead and the host):\n");
+    }
     for c in &o.clocks {
         let _ = writeln!(
             t,
