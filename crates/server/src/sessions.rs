@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{Path, Query, Request, State, rejection::PathRejection},
+    extract::{FromRequestParts, Path, Query, Request, State, rejection::PathRejection},
+    http::request::Parts,
     response::Response,
 };
 use dunlin_scheduler::Keep;
@@ -169,19 +170,61 @@ fn checked_name(name: String, field: &str) -> Result<String, ApiError> {
     Ok(name)
 }
 
-type Name = Result<Path<String>, PathRejection>;
-type QuestionName = Result<Path<(String, String)>, PathRejection>;
-
-fn session_name(name: Name) -> Result<String, ApiError> {
-    let Path(name) = name.map_err(|_| ApiError::field("id", "it is not UTF-8"))?;
-    checked_name(name, "id")
+/// The session that a request's path names, and the model that it is of.
+pub(crate) struct Named {
+    model: ModelInfo,
+    id: String,
 }
 
-fn question_name(names: QuestionName) -> Result<(String, u64), ApiError> {
-    let Path((session, question)) = names.map_err(|_| ApiError::field("id", "it is not UTF-8"))?;
-    let number = question.strip_prefix("q_").and_then(|digits| digits.parse().ok());
-    let number = number.ok_or_else(|| ApiError::not_found("there is no such question"))?;
-    Ok((checked_name(session, "id")?, number))
+impl FromRequestParts<Arc<App>> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, app).await.map_err(no_name)?;
+        Ok(Self { model: model_of(parts, app).await?, id: checked_name(id, "id")? })
+    }
+}
+
+/// The question that a request's path names.
+pub(crate) struct NamedQuestion {
+    model: ModelInfo,
+    session: String,
+    number: u64,
+}
+
+impl FromRequestParts<Arc<App>> for NamedQuestion {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let names = Path::<(String, String)>::from_request_parts(parts, app).await;
+        let Path((session, question)) = names.map_err(no_name)?;
+        let number = question.strip_prefix("q_").and_then(|digits| digits.parse().ok());
+        let number = number.ok_or_else(|| ApiError::not_found("there is no such question"))?;
+        let session = checked_name(session, "id")?;
+        Ok(Self { model: model_of(parts, app).await?, session, number })
+    }
+}
+
+/// The model that a request's query names, or the default one.
+pub(crate) struct OfThisModel(ModelInfo);
+
+impl FromRequestParts<Arc<App>> for OfThisModel {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        Ok(Self(model_of(parts, app).await?))
+    }
+}
+
+fn no_name(_: PathRejection) -> ApiError {
+    ApiError::field("id", "it is not UTF-8")
+}
+
+/// The model that a request's query names.
+async fn model_of(parts: &mut Parts, app: &Arc<App>) -> Result<ModelInfo, ApiError> {
+    let query = Query::<OfModel>::from_request_parts(parts, app).await;
+    let Query(of) = query.map_err(|error| ApiError::field("model", error.body_text()))?;
+    app.model(of.model.as_deref())
 }
 
 fn body(state: SessionState, model: &ModelInfo) -> Session {
@@ -229,9 +272,8 @@ pub(crate) async fn create(
 ))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
-    Query(of): Query<OfModel>,
+    OfThisModel(model): OfThisModel,
 ) -> Result<Response, ApiError> {
-    let model = app.model(of.model.as_deref())?;
     let (name, tenant) = (model.id.clone(), app.tenant());
     let sessions = app.call(move |service| service.sessions(tenant, &name)).await?;
     let data = sessions.into_iter().map(|state| body(state, &model)).collect();
@@ -248,10 +290,9 @@ pub(crate) async fn list(
 )]
 pub(crate) async fn retrieve(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
 ) -> Result<Response, ApiError> {
-    change(&app, app.model(of.model.as_deref())?, session_name(id)?, SessionCall::Get).await
+    change(&app, model, id, SessionCall::Get).await
 }
 
 /// Ends a session and forgets what it holds.
@@ -265,10 +306,9 @@ pub(crate) async fn retrieve(
 )]
 pub(crate) async fn close(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
 ) -> Result<Response, ApiError> {
-    change(&app, app.model(of.model.as_deref())?, session_name(id)?, SessionCall::Close).await
+    change(&app, model, id, SessionCall::Close).await
 }
 
 /// Puts a text behind what a session holds; answers when it is computed.
@@ -284,11 +324,9 @@ pub(crate) async fn close(
 )]
 pub(crate) async fn append(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let request: AppendSession = app.read(request).await?;
     let input = match request.input {
         Prompt::Text(text) => Input::Text(text),
@@ -319,11 +357,9 @@ pub(crate) async fn append(
 )]
 pub(crate) async fn query(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let request: CompletionRequest = app.read(request).await?;
     completions::answer(&app, model, request, Some(id)).await
 }
@@ -341,11 +377,9 @@ pub(crate) async fn query(
 )]
 pub(crate) async fn fork(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let request: ForkSession = app.read(request).await?;
     let to = match request.to {
         Some(to) => checked_name(to, "to")?,
@@ -367,11 +401,9 @@ pub(crate) async fn fork(
 )]
 pub(crate) async fn rewind(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let RewindSession { tokens } = app.read(request).await?;
     change(&app, model, id, SessionCall::Rewind { tokens }).await
 }
@@ -389,11 +421,9 @@ pub(crate) async fn rewind(
 )]
 pub(crate) async fn prune(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let PruneSession { from, to, keep_kv } = app.read(request).await?;
     let keep_kv = keep_kv.unwrap_or(false);
     change(&app, model, id, SessionCall::Prune { from, to, keep_kv }).await
@@ -412,11 +442,9 @@ pub(crate) async fn prune(
 )]
 pub(crate) async fn save(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let SessionFile { file } = app.read(request).await?;
     let file = checked_name(file, "file")?;
     change(&app, model, id, SessionCall::Save { file }).await
@@ -435,11 +463,9 @@ pub(crate) async fn save(
 )]
 pub(crate) async fn restore(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let SessionFile { file } = app.read(request).await?;
     let file = checked_name(file, "file")?;
     change(&app, model, id, SessionCall::Restore { file }).await
@@ -458,11 +484,9 @@ pub(crate) async fn restore(
 )]
 pub(crate) async fn register(
     State(app): State<Arc<App>>,
-    id: Name,
-    Query(of): Query<OfModel>,
+    Named { model, id }: Named,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, id) = (app.model(of.model.as_deref())?, session_name(id)?);
     let request: CompletionRequest = app.read(request).await?;
     let mut generate = completions::plan(request, &model, &app, Some(id))?;
     if generate.choices != 1 {
@@ -491,10 +515,9 @@ fn question_body(number: u64, answered: bool) -> Question {
 )]
 pub(crate) async fn question(
     State(app): State<Arc<App>>,
-    names: QuestionName,
-    Query(of): Query<OfModel>,
+    named: NamedQuestion,
 ) -> Result<Response, ApiError> {
-    look_at(&app, of, names, false).await
+    look_at(&app, named, false).await
 }
 
 /// Forgets a question.
@@ -508,20 +531,17 @@ pub(crate) async fn question(
 )]
 pub(crate) async fn drop_question(
     State(app): State<Arc<App>>,
-    names: QuestionName,
-    Query(of): Query<OfModel>,
+    named: NamedQuestion,
 ) -> Result<Response, ApiError> {
-    look_at(&app, of, names, true).await
+    look_at(&app, named, true).await
 }
 
 async fn look_at(
     app: &App,
-    of: OfModel,
-    names: QuestionName,
+    NamedQuestion { model, session, number }: NamedQuestion,
     forget: bool,
 ) -> Result<Response, ApiError> {
-    let (model, tenant) = (app.model(of.model.as_deref())?, app.tenant());
-    let (session, number) = question_name(names)?;
+    let tenant = app.tenant();
     let look = move |service: &dyn crate::service::Service| {
         service.question(tenant, &model.id, &session, number, forget)
     };
@@ -542,14 +562,11 @@ async fn look_at(
 )]
 pub(crate) async fn ask(
     State(app): State<Arc<App>>,
-    names: QuestionName,
-    Query(of): Query<OfModel>,
+    NamedQuestion { model, session, number }: NamedQuestion,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (model, tenant) = (app.model(of.model.as_deref())?, app.tenant());
-    let (session, number) = question_name(names)?;
     let request: Ask = app.read(request).await?;
-    let id = model.id.clone();
+    let (id, tenant) = (model.id.clone(), app.tenant());
     let reply = crate::reply::Reply::start_with(&app, &model.id, 1, move |service| {
         service.ask(tenant, &id, &session, number)
     });

@@ -315,3 +315,13 @@ fn what_the_engine_refuses() {
     server.fake.models.lock().unwrap().clear();
     refused(&server, CHAT, &body, 503);
 }
+
+#[test]
+fn queries_that_cannot_be_read_are_refused_like_fields() {
+    let server = Server::new();
+    for path in ["/v1/sessions", "/v1/sessions/a", "/v1/sessions/a/questions/q_1"] {
+        let answer = server.get(&format!("{path}?model=a&model=b"));
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert_eq!(answer.json()["error"]["param"], "model", "{path}: {}", answer.text());
+    }
+}
