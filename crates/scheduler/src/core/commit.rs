@@ -41,10 +41,12 @@ impl Core {
         let tokens = done.shape.tokens;
         if outcome.failed.is_empty() && tokens > 0 {
             self.cost.learn(done.shape, outcome.duration_ns);
-            let drafts = done.entries.iter().map(|e| u64::from(e.draft)).sum();
-            let StepShape { tokens, decodes, .. } = done.shape;
-            let us = outcome.duration_ns as f64 / 1e3;
-            self.speculation.learn_step(us, decodes, drafts, tokens - decodes);
+            if self.speculation.on {
+                let drafts = done.entries.iter().map(|e| u64::from(e.draft)).sum();
+                let StepShape { tokens, decodes, .. } = done.shape;
+                let us = outcome.duration_ns as f64 / 1e3;
+                self.speculation.learn_step(us, decodes, drafts, tokens - decodes);
+            }
         }
         self.draft_done(now, &done.wanted, outcome, fx);
         let mut time = Shares::new(outcome.duration_ns, tokens);

@@ -129,7 +129,7 @@ impl Core {
                 let first = plan.draft.len();
                 plan.draft.extend(seq.draft.drain(..).take(draft as usize));
                 self.verifies(slot, &plan.draft[first..]);
-            } else {
+            } else if self.speculation.on {
                 // One that did not fit is of no use behind the token that comes now.
                 seq.draft.clear();
                 self.verifies(slot, &[]);
