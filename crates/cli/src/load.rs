@@ -112,13 +112,19 @@ pub fn model(
             .iter()
             .map(|&(tenant, tokens)| (tenant, tokens.div_ceil(BLOCK_TOKENS as u64)))
             .collect(),
+        draft_store_tokens: usize::try_from(settings.speculation.speculate_store)?,
         ..EngineConfig::new(context)
     };
     let SpeculateArgs { speculate, speculate_max, .. } = settings.speculation;
     let drafters = settings.speculation.drafters(&path, &backend, &tokenizer, &options)?;
+    let corpus = settings.speculation.corpus(&tokenizer)?;
     let backend: Box<dyn Backend> = Box::new(backend);
+    let mut engine = Engine::with_drafters(backend, Some(tokenizer.clone()), config, drafters)?;
+    if let Some(corpus) = corpus {
+        engine.draft_store_mut().add_corpus(&corpus);
+    }
     Ok(Model {
-        engine: Engine::with_drafters(backend, Some(tokenizer.clone()), config, drafters)?,
+        engine,
         max_draft: speculate_max,
         tokenizer,
         template,

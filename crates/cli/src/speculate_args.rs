@@ -1,6 +1,9 @@
 //! The flags of speculation.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 use dunlin_engine::{
@@ -9,7 +12,7 @@ use dunlin_engine::{
 };
 use dunlin_model::{CpuModel, LoadOptions, LoadedModel};
 use dunlin_tensor::Backend as _;
-use dunlin_tokenizer::Tokenizer;
+use dunlin_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::outcome::unusable;
 
@@ -18,8 +21,9 @@ use crate::outcome::unusable;
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculateArgs {
     /// Who drafts tokens for the model to verify, which changes none of them: lookup (what followed
-    /// the same tokens earlier in prompt and answer), draft (--draft-model), layers (the model without
-    /// some of its layers), auto (lookup or draft, whichever pays), or off
+    /// the same tokens earlier in prompt and answer), store (what followed them in earlier answers, or
+    /// in --speculate-corpus), draft (--draft-model), layers (the model without some of its layers),
+    /// auto (lookup, store or draft, whichever pays), or off
     #[arg(long, env = "DUNLIN_SPECULATE", default_value = "auto", value_name = "WHO")]
     pub speculate: Speculate,
 
@@ -31,9 +35,48 @@ pub struct SpeculateArgs {
     #[arg(long, env = "DUNLIN_SPECULATE_MAX", default_value_t = MAX_DRAFT, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(..=256))]
     pub speculate_max: u32,
+
+    /// Tokens of earlier answers that are kept in memory to draft from, over all tenants; no tenant
+    /// is drafted for from another's. 0 keeps none
+    #[arg(long, env = "DUNLIN_SPECULATE_STORE", value_name = "TOKENS", default_value_t = 1 << 18)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1 << 28))]
+    pub speculate_store: u64,
+
+    /// A text that answers are likely to have parts of: drafts for everyone may come from it
+    #[arg(long, env = "DUNLIN_SPECULATE_CORPUS", value_name = "FILE")]
+    pub speculate_corpus: Option<PathBuf>,
 }
 
+/// The largest corpus: all of its tokens are indexed in memory.
+const MOST_CORPUS_BYTES: u64 = 64 << 20;
+
 impl SpeculateArgs {
+    /// Whether drafts may come from earlier answers or a corpus.
+    pub fn has_store(&self) -> bool {
+        self.speculate_store > 0 || self.speculate_corpus.is_some()
+    }
+
+    /// The corpus's tokens, where there is one.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is too large, or is no text.
+    pub fn corpus(&self, tokenizer: &Tokenizer) -> anyhow::Result<Option<Vec<u32>>> {
+        let Some(path) =
+            self.speculate_corpus.as_ref().filter(|_| self.speculate != Speculate::Off)
+        else {
+            return Ok(None);
+        };
+        let problem = || format!("cannot use the corpus {}", path.display());
+        let file = std::fs::File::open(path).with_context(problem)?;
+        let mut text = String::new();
+        file.take(MOST_CORPUS_BYTES + 1).read_to_string(&mut text).with_context(problem)?;
+        if text.len() as u64 > MOST_CORPUS_BYTES {
+            let most = MOST_CORPUS_BYTES >> 20;
+            return Err(unusable(format!("{}: it is larger than {most} MiB", problem())));
+        }
+        Ok(Some(tokenizer.encode(&text, EncodeOptions::default()).with_context(problem)?))
+    }
+
     /// The drafters that these flags name, for the model at `path` and its tokenizer; KV for as many tokens as
     /// the model has is theirs at most.
     ///

@@ -66,6 +66,9 @@ pub struct EngineConfig {
     pub budgets: Vec<(TenantId, u64)>,
     /// How drafts are cut.
     pub draft_control: DraftControl,
+    /// Tokens of ended answers that are kept, over all tenants, for drafts to come from (about 12
+    /// bytes each). 0 keeps none.
+    pub draft_store_tokens: usize,
     /// Where the run is recorded.
     pub record: Option<PathBuf>,
 }
@@ -88,6 +91,7 @@ impl EngineConfig {
             disk: None,
             budgets: Vec::new(),
             draft_control: DraftControl::default(),
+            draft_store_tokens: 0,
             record: None,
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use dunlin_executor::{
     Executor, GenerationParams,
-    drafter::Drafter,
+    drafter::{Drafter, store::StoreDrafter},
     text::{ChoiceText, TextOptions},
 };
 use dunlin_scheduler::{
@@ -152,6 +152,7 @@ impl<B: Backend> Engine<B> {
         let kv_tokens = backend.block_count().saturating_sub(1) * backend.block_tokens();
         let context = config.context.min(kv_tokens);
         let mut executor = Executor::new(backend, config.threads);
+        *executor.store_mut() = StoreDrafter::new(config.draft_store_tokens);
         drafters.into_iter().for_each(|drafter| executor.add_drafter(drafter));
         Ok(Self {
             core,
@@ -186,6 +187,11 @@ impl<B: Backend> Engine<B> {
     /// The backend.
     pub fn backend(&self) -> &B {
         self.executor.backend()
+    }
+
+    /// Earlier answers that drafts may come from.
+    pub fn draft_store_mut(&mut self) -> &mut StoreDrafter {
+        self.executor.store_mut()
     }
 
     /// Ends the engine, and gives its backend back.
@@ -236,6 +242,7 @@ impl<B: Backend> Engine<B> {
             logprobs: request.logprobs,
             speculate: request.speculate,
             max_draft: request.max_draft,
+            tenant: request.tenant,
             sampling: request.sampling,
             grammar: request.grammar,
             hidden: request.hidden,

@@ -8,6 +8,7 @@ use dunlin_engine::{
     drafter::{Drafter, VocabularyMap, model::ModelDrafter},
 };
 use dunlin_executor::sampler::SamplingParams;
+use dunlin_kvcache::TenantId;
 use dunlin_model::{CpuModel, LoadOptions, LoadedModel, load};
 use dunlin_scheduler::{Keep, SessionUse};
 use dunlin_spec::KvType;
@@ -177,7 +178,8 @@ fn speculating(path: &Path, draft: Option<&Path>) -> Engine<CpuModel> {
         Box::new(ModelDrafter::new(draft.backend, vocabulary)) as Box<dyn Drafter>
     };
     let drafters = draft.map(drafter).into_iter().collect();
-    let config = EngineConfig { draft_control: DraftControl::Fixed, ..usual() };
+    let config =
+        EngineConfig { draft_control: DraftControl::Fixed, draft_store_tokens: 1 << 14, ..usual() };
     Engine::with_drafters(target.backend, Some(target.tokenizer), config, drafters).unwrap()
 }
 
@@ -220,4 +222,29 @@ fn drafts_change_no_bit() {
             }
         }
     }
+}
+
+#[test]
+fn earlier_answers_draft_for_their_tenant_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::named("llama-q4_1").write_gguf(folder.path());
+    let mut engine = speculating(&path, None);
+    let requests: Vec<Request> = (0..4).map(|seed| request(seed, 20, 30)).collect();
+    let plain: Vec<Completion> = requests.iter().map(|r| alone(&mut engine, r)).collect();
+    engine.draft_store_mut().forget();
+    let mut accepted = |tenant| {
+        let mut sum = 0;
+        for (request, plain) in requests.iter().zip(&plain) {
+            let speculate = Speculate::Only(DrafterKind::Store);
+            let tenant = TenantId(tenant);
+            let done = alone(&mut engine, &Request { speculate, tenant, ..request.clone() });
+            assert_same(&plain.choices, &done.choices, "drafts from the store");
+            sum += done.bill.accepted_tokens;
+        }
+        sum
+    };
+    assert_eq!(accepted(1), 0, "nothing is known yet");
+    let own = accepted(1);
+    assert!(own >= 4 * 20, "{own}: the same answers are drafted whole");
+    assert_eq!(accepted(2), 0, "another tenant's answers");
 }

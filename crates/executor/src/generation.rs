@@ -1,6 +1,7 @@
 //! What the executor knows of a request: how its tokens are chosen, what ends it, and the choices
 //! so far.
 
+use dunlin_kvcache::TenantId;
 use dunlin_scheduler::Speculate;
 use dunlin_tokenizer::grammar::Grammar;
 
@@ -27,6 +28,8 @@ pub struct GenerationParams {
     pub speculate: Speculate,
     /// Nodes of a draft at most.
     pub max_draft: u32,
+    /// Whose earlier answers drafts may come from; its own join them.
+    pub tenant: TenantId,
     /// The text of nothing yet, with the stop strings; each choice starts from a copy.
     pub text: ChoiceText,
     /// What the text of each choice must be.

@@ -10,7 +10,7 @@ use dunlin_units::{RequestId, SeqId};
 
 use crate::{
     constraint::Ahead,
-    drafter::{Drafter, Wanted, lookup::LookupDrafter},
+    drafter::{Drafter, Wanted, lookup::LookupDrafter, store::StoreDrafter},
     draw::{Draw, DrawContext, DrawTask, Worker, draw_all},
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
     sampler::TokenLogprob,
@@ -37,6 +37,7 @@ pub struct Executor<B> {
     hidden: Vec<f32>,
     scratch: Scratch,
     lookup: LookupDrafter,
+    store: StoreDrafter,
     /// Drafters that cost steps.
     drafters: Vec<Box<dyn Drafter>>,
 }
@@ -114,6 +115,7 @@ impl<B: Backend> Executor<B> {
             hidden: Vec::new(),
             scratch: Scratch::default(),
             lookup: LookupDrafter::default(),
+            store: StoreDrafter::default(),
             drafters: Vec::new(),
         }
     }
@@ -121,6 +123,11 @@ impl<B: Backend> Executor<B> {
     /// Adds a drafter, which draft steps may ask.
     pub fn add_drafter(&mut self, drafter: Box<dyn Drafter>) {
         self.drafters.push(drafter);
+    }
+
+    /// Earlier answers that drafts may come from; it keeps none to begin with.
+    pub fn store_mut(&mut self) -> &mut StoreDrafter {
+        &mut self.store
     }
 
     /// The backend.
@@ -268,20 +275,34 @@ impl<B: Backend> Executor<B> {
         }
     }
 
-    /// Proposes what followed the same tokens before, for those that got tokens and go on.
+    /// Proposes what followed the same tokens before, for those that got tokens and go on; keeps the
+    /// answers of those that have ended.
     fn look_up(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
         let mut wanted = Vec::new();
         for (&seq, commit) in plan.samples.iter().zip(&outcome.commits) {
-            let request = self.sequences.get(seq).request;
-            let generation = request.and_then(|request| self.generations.get(&request));
-            let allows = |g: &Generation| g.params.speculate.allows(DrafterKind::Lookup);
-            if commit.tokens > 0 && generation.is_some_and(allows) {
-                let most = usize::MAX;
-                wanted.extend(wanted_of(&self.sequences, &self.generations, seq, most));
+            let known = self.sequences.get(seq);
+            let generation = known.request.and_then(|request| self.generations.get(&request));
+            let Some(generation) = generation.filter(|_| commit.tokens > 0) else { continue };
+            let (params, choice) = (&generation.params, &generation.choices[known.choice as usize]);
+            if choice.end.is_some() {
+                if self.store.is_on() {
+                    let prompt = known.tokens.len() - choice.tokens.len();
+                    self.store.remember(params.tenant, &known.tokens, prompt);
+                }
+            } else if let Some(of) = wanted_of(&self.sequences, &self.generations, seq, usize::MAX)
+            {
+                wanted.push((params, of));
             }
         }
-        if !wanted.is_empty() {
-            self.lookup.propose(&wanted, &mut outcome.proposals);
+        let proposals = &mut outcome.proposals;
+        for (params, wanted) in wanted {
+            let allows = |kind| params.speculate.allows(kind);
+            let found = allows(DrafterKind::Lookup).then(|| self.lookup.look_up(&wanted)).flatten();
+            let own = found.as_ref().map_or(0, |found| found.matched);
+            let other = (self.store.is_on() && allows(DrafterKind::Store))
+                .then(|| self.store.propose(params.tenant, &wanted, own))
+                .flatten();
+            proposals.extend(other.or(found.map(|found| found.proposal)));
         }
     }
 

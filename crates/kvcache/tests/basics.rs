@@ -53,6 +53,37 @@ fn a_prefix_is_found_and_shared() {
 }
 
 #[test]
+fn a_part_of_a_block_can_be_copied() {
+    let (mut cache, ns) =
+        (KvCache::new(CacheConfig { block_tokens: 4, ..config(8, 0) }), namespace(0));
+    let mut tables = [Vec::new(), Vec::new()];
+    for (table, end) in tables.iter_mut().zip([[5, 6, 9, 9], [5, 6, 7, 9]]) {
+        let tokens = [&[1, 2, 3, 4][..], &end].concat();
+        let found = cache.lookup(&ns, TENANT, &tokens, 8, table);
+        let mut chain = found.chain;
+        for block in tokens[found.tokens..].chunks_exact(4) {
+            let id = cache.allocate(TENANT).expect("a block");
+            table.push(cache.register(&mut chain, block, id));
+        }
+    }
+    let mut table = Vec::new();
+    let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    let found = cache.lookup(&ns, TENANT, &prompt, 8, &mut table);
+    assert_eq!(found.tokens, 4);
+    // The block with the longest common beginning, wherever it stands among its siblings.
+    let (block, common) = cache.lookup_tail(&found.chain, &prompt[4..]).expect("a part of a block");
+    assert_eq!((block, common), (tables[1][1], 3));
+    assert_eq!(cache.reference_count(block), 2, "held until it is copied");
+    assert_eq!(cache.lookup_tail(&found.chain, &[9, 6]), None, "nothing in common");
+    assert_eq!(cache.lookup_tail(&found.chain, &[]), None);
+    assert_eq!(cache.lookup_tail(&cache.chain_root(&ns), &prompt), None, "all prompts follow");
+    // Parts of blocks are no hits: the rate stays a share.
+    let stats = cache.stats();
+    assert_eq!((stats.hit_tokens, stats.copied_tokens), (8, 3));
+    assert!(stats.hit_rate() <= 1.0);
+}
+
+#[test]
 fn equal_blocks_computed_twice_become_one() {
     let (mut cache, ns) = (KvCache::new(config(4, 0)), namespace(0));
     let (a, b) = (cache.allocate(TENANT).unwrap(), cache.allocate(TENANT).unwrap());

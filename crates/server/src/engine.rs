@@ -63,6 +63,8 @@ pub struct Speculation {
     pub max_draft: u32,
     /// Whether there is a draft model.
     pub draft_model: bool,
+    /// Whether drafts may come from earlier answers or a corpus.
+    pub store: bool,
 }
 
 /// A model that cannot be served.
@@ -134,6 +136,9 @@ impl<B: Backend + 'static> EngineService<B> {
         match asked {
             Some(Speculate::Only(DrafterKind::Model)) if !allowed.draft_model => {
                 Err(unusable("speculate", "this server has no draft model"))
+            }
+            Some(Speculate::Only(DrafterKind::Store)) if !allowed.store => {
+                Err(unusable("speculate", "this server keeps no answers to draft from"))
             }
             Some(layers @ Speculate::Only(DrafterKind::Layers)) if allowed.speculate != layers => {
                 Err(unusable("speculate", "this server does not draft with the model's own layers"))

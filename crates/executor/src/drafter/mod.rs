@@ -7,6 +7,7 @@
 
 pub mod lookup;
 pub mod model;
+pub mod store;
 mod vocabulary;
 
 pub use vocabulary::{VocabularyMap, VocabularyMismatch};

@@ -1,5 +1,6 @@
 //! Plans made by hand and at random over a toy backend, against the plainest loop there is.
 
+use dunlin_kvcache::TenantId;
 use dunlin_scheduler::{Entry, Speculate};
 use dunlin_testkit::toy::Toy;
 use dunlin_units::{SeedTree, Stream};
@@ -29,6 +30,7 @@ fn params(seed: u64, choices: u32, max_tokens: u32) -> GenerationParams {
         logprobs: Some(2),
         speculate: Speculate::Off,
         max_draft: 0,
+        tenant: TenantId(0),
         text: ChoiceText::new(None, &[], TextOptions::default()),
         grammar: None,
         hidden: false,

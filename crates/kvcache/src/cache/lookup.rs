@@ -110,7 +110,7 @@ impl KvCache {
             return None;
         }
         let block = self.refer_to(id);
-        self.stats.hit_tokens += common as u64;
+        self.stats.copied_tokens += common as u64;
         Some((block, common))
     }
 

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Totals since the cache was made. Tokens are whole blocks' tokens.
+/// Totals since the cache was made. Tokens are whole blocks' tokens where nothing else is
+/// said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CacheStats {
     /// Calls of [`crate::KvCache::lookup`].
@@ -11,6 +12,9 @@ pub struct CacheStats {
     pub lookup_tokens: u64,
     /// Tokens found in memory.
     pub hit_tokens: u64,
+    /// Tokens found at the beginning of a block in memory, to be copied: parts of blocks, about which
+    /// [`Self::lookup_tokens`] did not ask.
+    pub copied_tokens: u64,
     /// Further tokens found on disk.
     pub disk_hit_tokens: u64,
     /// Blocks that entered the index.

@@ -35,11 +35,14 @@ pub enum DrafterKind {
     Model,
     /// The model itself without some of its layers.
     Layers,
+    /// What followed the same tokens in earlier answers of the same tenant, or in a corpus. Costs no
+    /// step.
+    Store,
 }
 
 impl DrafterKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Lookup, Self::Model, Self::Layers];
+    pub const ALL: [Self; 4] = [Self::Lookup, Self::Model, Self::Layers, Self::Store];
 
     /// Its name on command lines and in reports.
     pub fn name(self) -> &'static str {
@@ -47,6 +50,7 @@ impl DrafterKind {
             Self::Lookup => "lookup",
             Self::Model => "draft",
             Self::Layers => "layers",
+            Self::Store => "store",
         }
     }
 
@@ -90,7 +94,7 @@ impl fmt::Display for Speculate {
 
 /// Not a way to speculate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to speculate: it is auto, off, lookup, draft or layers")]
+#[error("{0:?} is no way to speculate: it is auto, off, lookup, store, draft or layers")]
 pub struct ParseSpeculateError(String);
 
 impl FromStr for Speculate {

@@ -287,6 +287,7 @@ fn entries(
                     speculate: engine.speculation.speculate,
                     max_draft: engine.speculation.speculate_max,
                     draft_model: engine.speculation.draft_model.is_some(),
+                    store: engine.speculation.has_store(),
                 });
                 service.set_model(model.engine, model.tokenizer, info)?;
                 anyhow::Ok(service as Arc<dyn Service>)

@@ -82,7 +82,7 @@ impl Text {
 
 /// How often what followed a match of this length follows again, where `ways` different tokens have
 /// followed it.
-fn confidence(len: usize, ways: u32) -> f64 {
+pub(super) fn confidence(len: usize, ways: u32) -> f64 {
     let alone = match len {
         0 | 1 => 0.35,
         2 => 0.5,
@@ -96,6 +96,29 @@ fn confidence(len: usize, ways: u32) -> f64 {
     };
     // The last that followed is one of so many.
     alone * 2.0 / (1.0 + f64::from(ways.max(1)))
+}
+
+/// What is known to have followed.
+pub(crate) struct Found {
+    /// The last tokens that it followed.
+    pub(crate) matched: usize,
+    pub(crate) proposal: Proposal,
+}
+
+impl LookupDrafter {
+    /// What may follow a sequence.
+    pub(crate) fn look_up(&mut self, wanted: &Wanted<'_>) -> Option<Found> {
+        let slot = wanted.seq.0 as usize;
+        if slot >= self.texts.len() {
+            self.texts.resize_with(slot + 1, || None);
+        }
+        let text = self.texts[slot].get_or_insert_with(|| Box::new(Text::new(0)));
+        text.read(wanted.tokens);
+        let nodes = text.draft(wanted.tokens, wanted);
+        let proposal = Proposal { seq: wanted.seq, drafter: DrafterKind::Lookup, nodes };
+        let matched = text.automaton.longest_match().map_or(0, |found| found.len as usize);
+        (!proposal.nodes.is_empty()).then_some(Found { matched, proposal })
+    }
 }
 
 impl Drafter for LookupDrafter {
@@ -117,18 +140,8 @@ impl Drafter for LookupDrafter {
     }
 
     fn propose(&mut self, wanted: &[Wanted<'_>], proposals: &mut Vec<Proposal>) -> DraftWork {
-        for wanted in wanted {
-            let slot = wanted.seq.0 as usize;
-            if slot >= self.texts.len() {
-                self.texts.resize_with(slot + 1, || None);
-            }
-            let text = self.texts[slot].get_or_insert_with(|| Box::new(Text::new(0)));
-            text.read(wanted.tokens);
-            let nodes = text.draft(wanted.tokens, wanted);
-            if !nodes.is_empty() {
-                proposals.push(Proposal { seq: wanted.seq, drafter: self.kind(), nodes });
-            }
-        }
+        let found = wanted.iter().filter_map(|wanted| self.look_up(wanted));
+        proposals.extend(found.map(|found| found.proposal));
         DraftWork::default()
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! All ways run on one engine and take turns, prompt by prompt; prompts are computed beforehand, so
 //! that only decoding is timed. An answer that differs from plain decoding's by a token is an error.
+//! What is drafted from earlier answers (`store`) is drafted from those to the category's other
+//! prompts.
 
 mod data;
 mod report;
@@ -14,6 +16,7 @@ use dunlin_engine::{
     Completion, DrafterKind, Engine, EngineConfig, Event, MAX_DRAFT, Request, Speculate,
     SpeculationStats,
 };
+use dunlin_kvcache::TenantId;
 use dunlin_model::{CpuModel, LoadOptions};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_tensor::Backend as _;
@@ -86,6 +89,18 @@ pub fn run(model: &ModelArgs, args: &SpecArgs, reps: usize, json: bool) -> anyho
     report.write(json)
 }
 
+/// Tokens of earlier answers that are kept: more than there are.
+const STORE_TOKENS: usize = 1 << 20;
+const STORE: Speculate = Speculate::Only(DrafterKind::Store);
+
+/// An answer that others are drafted from.
+struct Answer {
+    /// Prompt and answer.
+    tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    prompt: usize,
+}
+
 struct Bench {
     engine: Engine<CpuModel>,
     prompts: Vec<Prompt>,
@@ -126,6 +141,8 @@ impl Bench {
             speculate: if args.drafters.contains(&layers) { layers } else { Speculate::Auto },
             draft_model: args.draft_model.clone(),
             speculate_max: MAX_DRAFT,
+            speculate_store: 0,
+            speculate_corpus: None,
         };
         let drafters = speculation.drafters(&path, &loaded.backend, &loaded.tokenizer, &options)?;
         let mut ways = args.drafters.clone();
@@ -167,6 +184,7 @@ impl Bench {
         let config = EngineConfig {
             model: load::identity(model, &path, setting.model.clone())?,
             threads: model.threads()?,
+            draft_store_tokens: STORE_TOKENS,
             ..EngineConfig::new(longest)
         };
         let ends = loaded.tokenizer.end_ids();
@@ -213,6 +231,7 @@ impl Bench {
             let request = Request { max_tokens: Some(1), ..self.request(prompt, 0, Speculate::Off) };
             self.engine.complete(request, |_| {})?;
         }
+        let answers = self.answers(&of)?;
         // Prompts that are too few for a batch come several times, with other seeds.
         let groups: Vec<Vec<(usize, u64)>> = (0..of.len().div_ceil(batch))
             .map(|g| (0..batch).map(|i| ((g * batch + i) % of.len(), (g * batch + i) as u64)).collect())
@@ -230,6 +249,7 @@ impl Bench {
                     // Whoever comes first after plain decoding changes.
                     let at = (i + repetition) % self.ways.len();
                     let all = requests(self, self.ways[at]);
+                    self.fill_store(self.ways[at], &answers, group);
                     let run = self.batch(all)?;
                     compare(&plain, &run, category, self.ways[at])?;
                     measured[at].add(&plain, &run);
@@ -239,6 +259,34 @@ impl Bench {
         note!("{category}, {batch} at once");
         let rows = self.ways.iter().zip(&measured);
         Ok(rows.map(|(way, m)| m.row(category, batch, *way, reps * groups.len())).collect())
+    }
+
+    /// Each prompt with its answer, for others to be drafted from, where that is measured.
+    fn answers(&mut self, of: &[Prompt]) -> anyhow::Result<Vec<Answer>> {
+        if !self.ways.contains(&STORE) {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::with_capacity(of.len());
+        for (prompt, seed) in of.iter().zip(0..) {
+            let request = self.request(prompt, seed, Speculate::Off);
+            let done = self.engine.complete(request, |_| {})?;
+            let answer = done.choices.first().map_or(&[][..], |choice| &choice.tokens);
+            let tokens = [&prompt.tokens, answer].concat();
+            all.push(Answer { tokens, prompt: prompt.tokens.len() });
+        }
+        Ok(all)
+    }
+
+    /// Earlier answers are those to other prompts than the group's, and only where they are asked
+    /// for by name: those of this very prompt would say what comes.
+    fn fill_store(&mut self, way: Speculate, answers: &[Answer], group: &[(usize, u64)]) {
+        let store = self.engine.draft_store_mut();
+        store.forget();
+        for (answer, at) in answers.iter().zip(0..).filter(|_| way == STORE) {
+            if group.iter().all(|&(prompt, _)| prompt != at) {
+                store.remember(TenantId(0), &answer.tokens, answer.prompt);
+            }
+        }
     }
 
     fn batch(&mut self, requests: Vec<Request>) -> anyhow::Result<Run> {
