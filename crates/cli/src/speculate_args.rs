@@ -74,7 +74,8 @@ impl SpeculateArgs {
             let most = MOST_CORPUS_BYTES >> 20;
             return Err(unusable(format!("{}: it is larger than {most} MiB", problem())));
         }
-        Ok(Some(tokenizer.encode(&text, EncodeOptions::default()).with_context(problem)?))
+        let options = EncodeOptions { add_special: false, parse_special: false };
+        Ok(Some(tokenizer.encode(&text, options).with_context(problem)?))
     }
 
     /// The drafters that these flags name, for the model at `path` and its tokenizer; KV for as many tokens as

@@ -270,7 +270,7 @@ impl Bench {
         for (prompt, seed) in of.iter().zip(0..) {
             let request = self.request(prompt, seed, Speculate::Off);
             let done = self.engine.complete(request, |_| {})?;
-            let answer = done.choices.first().map_or(&[][..], |choice| &choice.tokens);
+            let answer = done.choices.first().map_or(&[][..], |choice| &choice.token_ids);
             let tokens = [&prompt.tokens, answer].concat();
             all.push(Answer { tokens, prompt: prompt.tokens.len() });
         }
