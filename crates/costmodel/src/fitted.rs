@@ -89,6 +89,10 @@ impl StepCost for FittedCost {
             || t.prefill_pairs > self.most_pairs;
         StepPrice { extrapolated, ..self.cost.price_totals(&t) }
     }
+
+    fn least_ns(&self) -> u64 {
+        self.cost.least_ns()
+    }
 }
 
 #[cfg(test)]

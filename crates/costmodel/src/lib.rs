@@ -37,6 +37,7 @@ mod model;
 mod nnls;
 mod operators;
 mod oversubscription;
+mod places;
 mod roofline;
 mod shape;
 mod shares;
@@ -59,6 +60,7 @@ pub use operators::{
     OperatorGroup, OperatorProfile, Operators, PrefillTable, StepCollective,
 };
 pub use oversubscription::{PowerRow, RowReport};
+pub use places::{Place, place, places};
 pub use roofline::{MemoryError, Parts, Roofline, ValueBytes};
 pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
 pub use shares::shares;
@@ -70,17 +72,29 @@ use serde::{Deserialize, Serialize};
 pub trait StepCost {
     /// The price of one step of this shape on one replica. A step without sequences costs nothing.
     fn price(&self, shape: &StepShape) -> StepPrice;
+
+    /// Nanoseconds that every step with at least one token takes at least: what lets a simulator know
+    /// how long nothing can end. Zero where the model cannot promise more.
+    fn least_ns(&self) -> u64 {
+        0
+    }
 }
 
 impl<T: StepCost + ?Sized> StepCost for &T {
     fn price(&self, shape: &StepShape) -> StepPrice {
         (**self).price(shape)
     }
+    fn least_ns(&self) -> u64 {
+        (**self).least_ns()
+    }
 }
 
 impl<T: StepCost + ?Sized> StepCost for Box<T> {
     fn price(&self, shape: &StepShape) -> StepPrice {
         (**self).price(shape)
+    }
+    fn least_ns(&self) -> u64 {
+        (**self).least_ns()
     }
 }
 

@@ -116,6 +116,10 @@ impl StepCost for LinearCost {
     fn price(&self, shape: &StepShape) -> StepPrice {
         self.price_totals(&shape.totals())
     }
+
+    fn least_ns(&self) -> u64 {
+        libm::round(self.fixed_ns + self.token_ns) as u64
+    }
 }
 
 #[cfg(test)]

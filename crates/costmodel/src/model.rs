@@ -250,6 +250,18 @@ impl StepCost for CostModel {
             }
         }
     }
+
+    fn least_ns(&self) -> u64 {
+        match self {
+            Self::Linear(cost) => cost.least_ns(),
+            Self::Fitted(cost) => cost.least_ns(),
+            Self::Operators(cost) => cost.least_ns(),
+            Self::Roofline(cost) => cost.least_ns(),
+            Self::Sum(parts) => parts.iter().map(StepCost::least_ns).sum(),
+            Self::Graphs { of, .. } => of.least_ns(),
+            Self::Speculative { target, .. } => target.least_ns(),
+        }
+    }
 }
 
 /// One price after the other.
