@@ -34,7 +34,7 @@ pub fn replications(
             transfer: <_>::default(),
             outages: Vec::new(),
             stragglers: Vec::new(),
-            autoscale: None,
+            autoscale: Vec::new(),
         },
         slo: SloConfig::default(),
         recorded: None,

@@ -68,6 +68,10 @@ impl WorkerView {
     /// Whether this worker has less to do than `other`: fewer requests, then fewer prompt tokens, per
     /// unit of weight.
     pub fn lighter_than(&self, other: &Self) -> bool {
+        if self.weight == other.weight {
+            // Nearly always: a router of many workers compares all of them for each request.
+            return (self.requests, self.prompt_tokens) < (other.requests, other.prompt_tokens);
+        }
         let per_weight = |value: u64, weight: u32| u128::from(value) * u128::from(weight.max(1));
         let own = (
             per_weight(u64::from(self.requests), other.weight),

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Full metrics, prefix cache on; arrivals are Poisson at the rate given by `RATE` (requests a second
-//! for each replica, 9 without), placement is `PLACEMENT` (least-loaded without).
+//! for each replica, 9 without), placement is `PLACEMENT` (least-loaded without). With `ABREAST` no replica falls behind the others, as
+//! where any may go down: for comparison; the result is the same.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,7 +15,8 @@ use dunlin_costmodel::LinearCost;
 use dunlin_kvcache::{CacheConfig, EvictionKind};
 use dunlin_router::PlacementKind;
 use dunlin_scheduler::CoreConfig;
-use dunlin_sim::{ClusterSpec, ReplicaSpec, RunOptions, simulate};
+use dunlin_sim::{Change, ChangeKind, ClusterSpec, ReplicaSpec, RunOptions, simulate};
+use dunlin_units::Time;
 use dunlin_workload::{
     ArrivalSpec, ClientSpec, LengthsSpec, WorkloadSpec,
     trace::{ReadOptions, TraceReader},
@@ -66,10 +68,12 @@ fn main() {
         hash_seed: 1,
     };
     let replica = Arc::new(ReplicaSpec::new(CoreConfig::new(cache, 4096), Arc::new(cost())));
+    let usual_speed = Change { at: Time(0), replica: 0, kind: ChangeKind::Slow { percent: 100 } };
     let cluster = ClusterSpec {
         replicas: vec![replica; replicas as usize],
         placement,
         report_interval_ns: interval * 1_000_000,
+        changes: variable("ABREAST").map(|_| usual_speed).into_iter().collect(),
         ..ClusterSpec::single(ReplicaSpec::new(CoreConfig::new(cache, 4096), Arc::new(cost())))
     };
     let options = RunOptions { seed: 1, threads: threads as usize, ..RunOptions::default() };

@@ -75,7 +75,7 @@ impl<W: Write + Send> EventSink for ChromeTrace<W> {
             What::FirstToken { request } => {
                 self.span("n", request, &at, pid, ",\"args\":{\"what\":\"first token\"}");
             }
-            What::End { request, tokens, complete } => {
+            What::End { request, tokens, complete, .. } => {
                 let args = format!(",\"args\":{{\"tokens\":{tokens},\"complete\":{complete}}}");
                 self.span("e", request, &at, pid, &args);
             }
@@ -123,7 +123,7 @@ mod tests {
             (2_000_003, step),
             (2_000_003, What::FirstToken { request: 7 }),
             (2_000_004, What::Move { until: Time(2_000_005), bytes: 1 }),
-            (2_000_009, What::End { request: 7, tokens: 1, complete: true }),
+            (2_000_009, What::End { request: 7, tokens: 1, energy_uj: 0, complete: true }),
             (3_000_000, What::Down),
         ] {
             trace.event(&event(at, what));

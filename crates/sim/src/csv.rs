@@ -15,7 +15,8 @@ struct Open {
 
 /// Writes comma-separated rows in the order in which requests end: number of the request (its row in
 /// the workload, from 0), where it ended, and when it came, got its first token (empty without one)
-/// and ended, in nanoseconds; its tokens; and whether these are all it asked for. Call
+/// and ended, in nanoseconds; its tokens; its part of the energy of steps, in microjoules; and whether
+/// it has all the tokens that it asked for. Call
 /// [`RequestCsv::finish`] at the end.
 #[derive(Debug)]
 pub struct RequestCsv<W: Write> {
@@ -28,7 +29,7 @@ impl<W: Write> RequestCsv<W> {
     /// Into a file, say. Give it a buffer.
     pub fn new(into: W) -> Self {
         let mut csv = Self { into, open: HashMap::new(), failed: None };
-        csv.write("request,replica,arrived_ns,first_token_ns,end_ns,tokens,complete\n");
+        csv.write("request,replica,arrived_ns,first_token_ns,end_ns,tokens,energy_uj,complete\n");
         csv
     }
 
@@ -63,12 +64,12 @@ impl<W: Write + Send> EventSink for RequestCsv<W> {
                     open.first_token.get_or_insert(event.at);
                 }
             }
-            What::End { request, tokens, complete } => {
+            What::End { request, tokens, energy_uj, complete } => {
                 let Some(open) = self.open.remove(&request) else { return };
                 let first = open.first_token.map_or(String::new(), |t| t.0.to_string());
                 let (replica, arrived, end) = (event.replica, open.arrived.0, event.at.0);
                 self.write(&format!(
-                    "{request},{replica},{arrived},{first},{end},{tokens},{complete}\n"
+                    "{request},{replica},{arrived},{first},{end},{tokens},{energy_uj},{complete}\n"
                 ));
             }
             _ => {}
@@ -100,13 +101,13 @@ mod tests {
             at(6, What::Arrive { request: 8 }),
             at(9, What::FirstToken { request: 7 }),
             at(10, What::Arrive { request: 7 }),
-            at(20, What::End { request: 7, tokens: 3, complete: true }),
-            at(21, What::End { request: 8, tokens: 0, complete: false }),
+            at(20, What::End { request: 7, tokens: 3, energy_uj: 12, complete: true }),
+            at(21, What::End { request: 8, tokens: 0, energy_uj: 0, complete: false }),
         ] {
             csv.event(&event);
         }
         csv.finish().unwrap();
         let rows: Vec<&str> = std::str::from_utf8(&out).unwrap().lines().skip(1).collect();
-        assert_eq!(rows, ["7,2,5,9,20,3,true", "8,2,6,,21,0,false"]);
+        assert_eq!(rows, ["7,2,5,9,20,3,12,true", "8,2,6,,21,0,0,false"]);
     }
 }

@@ -53,6 +53,8 @@ pub enum What {
         request: u64,
         /// Tokens of its answer.
         tokens: u32,
+        /// Its part of the energy of steps, in microjoules.
+        energy_uj: u64,
         /// Whether it has all of them.
         complete: bool,
     },
@@ -79,8 +81,9 @@ impl LogEvent {
             }
             What::Arrive { request } => (1, request, 0, 0),
             What::FirstToken { request } => (2, request, 0, 0),
-            What::End { request, tokens, complete } => {
-                (3, request, u64::from(tokens), u64::from(complete))
+            What::End { request, tokens, energy_uj, complete } => {
+                let energy = energy_uj.rotate_left(32);
+                (3, request, u64::from(tokens) ^ energy, u64::from(complete))
             }
             What::Move { until, bytes } => (4, until.0, bytes, 0),
             What::Up => (5, 0, 0, 0),

@@ -58,6 +58,16 @@ impl Links {
         self.share();
     }
 
+    /// A transfer is given up, if it is under way; what it took of its links others have from now on.
+    pub fn cancel(&mut self, now: Time, id: u64) {
+        self.pass(now);
+        let before = self.flows.len();
+        self.flows.retain(|f| f.id != id);
+        if self.flows.len() < before {
+            self.share();
+        }
+    }
+
     /// When the next transfer ends, if any is under way.
     pub fn next_end(&self) -> Option<Time> {
         self.next

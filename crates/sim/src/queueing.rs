@@ -213,6 +213,54 @@ impl LengthMeans {
 
     /// Requests that end in a second with a batch of `n` sequences that decode.
     fn rate_at(&self, cost: &dyn StepCost, n: f64, max_step_tokens: u32) -> f64 {
+        let (alone, prompt_ns) = self.times_at(cost, n, max_step_tokens);
+        let output = self.output / self.requests;
+        // A request has `output` decode steps of a batch of n, and its prompt's share of a step.
+        1e9 / (alone * output / n + prompt_ns)
+    }
+
+    /// Nanoseconds between an answer's tokens on a replica to which `rate_per_s` requests a second
+    /// come, in the steady state and on average. Where even a batch of `most` does not keep up, that
+    /// is the batch, and the others wait; none where prompts alone take more time than there is.
+    ///
+    /// A fluid estimate, which scatter can only make worse: prompts take their part of all time, the
+    /// rest of it goes to decode steps, and by Little's law as many sequences run as come during an
+    /// answer.
+    pub fn gap_ns(
+        &self,
+        cost: &dyn StepCost,
+        rate_per_s: f64,
+        most: u32,
+        max_step_tokens: u32,
+    ) -> Option<f64> {
+        if self.requests == 0.0 || self.output == 0.0 {
+            return None;
+        }
+        let output = self.output / self.requests;
+        let gap = |n: u32| {
+            let (alone, prompt_ns) = self.times_at(cost, f64::from(n), max_step_tokens);
+            let left = 1.0 - rate_per_s * prompt_ns / 1e9;
+            (left > 0.0).then(|| alone / left)
+        };
+        // Whether a batch of n keeps up with those that come during an answer.
+        let keeps_up =
+            |n: u32| gap(n).is_some_and(|g| rate_per_s * output * g / 1e9 <= f64::from(n));
+        let most = most.min(max_step_tokens).max(1);
+        if !keeps_up(most) {
+            return gap(most);
+        }
+        // The smallest that does.
+        let (mut low, mut high) = (0, most);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if keeps_up(middle) { high = middle } else { low = middle }
+        }
+        gap(high)
+    }
+
+    /// Nanoseconds of a step in which `n` sequences decode, and those that a request's prompt adds to
+    /// steps.
+    fn times_at(&self, cost: &dyn StepCost, n: f64, max_step_tokens: u32) -> (f64, f64) {
         let context = (self.position_steps / self.output - 1.0).max(0.0) as u32;
         let decodes = |n: f64| {
             let seq = SeqShape { new_tokens: 1, context, phase: Phase::Decode };
@@ -230,15 +278,17 @@ impl LengthMeans {
         with.seqs.push(SeqShape { new_tokens: chunk as u32, context: 0, phase: Phase::Prefill });
         let each = (time(&with) - below) * prompt / chunk;
         let prompts_per_request = self.prompt / self.requests / prompt;
-        let output = self.output / self.requests;
-        // A request has `output` decode steps of a batch of n, and its prompt's share of a step.
-        let per_request_ns = alone * output / n + each * prompts_per_request;
-        1e9 / per_request_ns
+        (alone, each * prompts_per_request)
     }
 
     /// Mean KV blocks of a sequence that runs, over its steps.
     pub fn mean_blocks(&self) -> f64 {
         self.block_steps / self.output
+    }
+
+    /// Tokens of an answer.
+    pub fn mean_output(&self) -> f64 {
+        self.output / self.requests
     }
 
     /// Tokens of a block.

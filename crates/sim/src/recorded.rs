@@ -65,7 +65,7 @@ impl EventSink for Observed {
         match event.what {
             What::Arrive { request } => self.at(request).arrival_ns = event.at.0,
             What::FirstToken { request } => self.at(request).first_token_ns = event.at.0,
-            What::End { request, tokens, complete } => {
+            What::End { request, tokens, complete, .. } => {
                 let times = self.at(request);
                 times.last_token_ns = event.at.0;
                 times.output_tokens = u64::from(tokens);
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn both_sides_are_measured_alike() {
         let recording = Recording::parse(TEXT).unwrap();
-        let ends = |request, tokens| What::End { request, tokens, complete: true };
+        let ends = |request, tokens| What::End { request, tokens, energy_uj: 0, complete: true };
         let observed = observe(&[
             (0, What::Arrive { request: 0 }),
             (1_000_000, What::Arrive { request: 1 }),

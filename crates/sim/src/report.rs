@@ -164,6 +164,20 @@ pub struct Energy {
     /// Of replicas that are on.
     pub idle_joules: f64,
     pub joules_per_output_token: f64,
+    /// Of requests that ended with their tokens: parts of the energy of steps, dealt out by tokens
+    /// that went through the model. All requests' parts sum to it to the microjoule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_request: Option<RequestJoules>,
+}
+
+#[derive(Debug, Serialize)]
+#[allow(missing_docs, reason = "they are what their names say")]
+pub struct RequestJoules {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -264,6 +278,17 @@ impl Report {
                 step_joules,
                 idle_joules,
                 joules_per_output_token: share(step_joules + idle_joules, m.output_tokens as f64),
+                // The histogram is of whole numbers: here microjoules, a million to the joule as
+                // nanoseconds to the millisecond.
+                per_request: m.request_energy.stats().filter(|_| m.energy_uj > 0).map(|s| {
+                    RequestJoules {
+                        mean: s.mean_ms,
+                        p50: s.p50_ms,
+                        p90: s.p90_ms,
+                        p99: s.p99_ms,
+                        max: s.max_ms,
+                    }
+                }),
             },
             replicas: self.replica_summary(),
             event_digest: format!("{:016x}", self.digest.0),

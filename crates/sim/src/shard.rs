@@ -13,28 +13,37 @@ use std::{
     thread::{self, Thread},
 };
 
-use crate::replica::{Job, Replica, World};
+use crate::replica::{Job, Replica, World, key};
 
 /// Replicas, with what they write to.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub replicas: Vec<Replica>,
     pub world: World,
-    /// What happens next on each replica, by key; entries may be outdated.
+    /// When each replica must be run, by key: before news may come from it, or whenever something
+    /// happens there. Entries may be outdated.
     heap: BinaryHeap<Reverse<(u64, u32)>>,
     /// The key under which each replica stands in the heap.
     queued: Vec<u64>,
+    /// Whether replicas may fall behind until news may come from them.
+    lazy: bool,
+    /// Those that are run in this round, with their keys.
+    due: Vec<(u64, u32)>,
 }
 
 impl Shard {
-    pub(crate) fn new(replicas: Vec<Replica>, world: World) -> Self {
+    pub(crate) fn new(replicas: Vec<Replica>, world: World, lazy: bool) -> Self {
         let queued = vec![u64::MAX; replicas.len()];
-        Self { replicas, world, heap: BinaryHeap::new(), queued }
+        Self { replicas, world, heap: BinaryHeap::new(), queued, lazy, due: Vec::new() }
     }
 
-    /// Notes when a replica has something to do next.
+    /// Notes when a replica must be run next.
     pub(crate) fn queue(&mut self, local: usize) {
-        let key = self.replicas[local].next_key();
+        let replica = &self.replicas[local];
+        self.enter(local, if self.lazy { replica.horizon() } else { replica.next_key() });
+    }
+
+    fn enter(&mut self, local: usize, key: u64) {
         if key < self.queued[local] {
             self.queued[local] = key;
             self.heap.push(Reverse((key, local as u32)));
@@ -42,8 +51,10 @@ impl Shard {
     }
 
     pub(crate) fn deliver(&mut self, local: usize, job: Job) {
-        self.replicas[local].deliver(job);
-        self.queue(local);
+        let replica = &mut self.replicas[local];
+        let key = if self.lazy { replica.job_horizon(&job) } else { key(job.came, true) };
+        replica.deliver(job);
+        self.enter(local, key);
     }
 
     /// The key of what happens next, or [`u64::MAX`].
@@ -57,21 +68,27 @@ impl Shard {
         u64::MAX
     }
 
-    /// Runs every replica until `bound`.
-    pub(crate) fn run_until(&mut self, bound: u64) {
-        while let Some(&Reverse((key, local))) = self.heap.peek() {
-            if key >= bound {
-                return;
-            }
+    /// Runs every replica until `bound` that must be run before `soon`: those between the two would
+    /// be next, and running them along makes rounds fewer and longer.
+    pub(crate) fn run_until(&mut self, bound: u64, soon: u64) {
+        let mut due = std::mem::take(&mut self.due);
+        while let Some(&Reverse((key, local))) = self.heap.peek()
+            && key < soon
+        {
             self.heap.pop();
-            let local = local as usize;
-            if self.queued[local] != key {
-                continue;
+            if self.queued[local as usize] == key {
+                self.queued[local as usize] = u64::MAX;
+                due.push((key, local));
             }
-            self.queued[local] = u64::MAX;
-            self.replicas[local].run_until(bound, &mut self.world);
-            self.queue(local);
         }
+        for (horizon, local) in due.drain(..) {
+            let heard = self.world.notes.len();
+            self.replicas[local as usize].run_until(bound, &mut self.world);
+            let early = self.world.notes[heard..].iter().any(|n| key(n.at, true) < horizon);
+            assert!(!early, "replica {local} ended a request before it could");
+            self.queue(local as usize);
+        }
+        self.due = due;
     }
 }
 
@@ -80,14 +97,17 @@ pub(crate) struct Team<'a> {
     shards: &'a [Mutex<Shard>],
     signal: &'a Signal,
     threads: Vec<Thread>,
+    /// How much later than a round's bound news may come from those that are run along, in keys.
+    along: u64,
 }
 
 /// How the owner and its threads tell each other where they are.
 pub(crate) struct Signal {
     /// Grows by one with each piece of work; [`STOP`] ends the threads.
     round: AtomicU64,
-    /// Up to where.
+    /// Up to where, and who takes part.
     bound: AtomicU64,
+    soon: AtomicU64,
     /// Threads that have done their part of the round.
     done: AtomicU64,
 }
@@ -110,7 +130,12 @@ fn pause(looks: u32) {
 
 impl Signal {
     pub(crate) const fn new() -> Self {
-        Self { round: AtomicU64::new(0), bound: AtomicU64::new(0), done: AtomicU64::new(0) }
+        Self {
+            round: AtomicU64::new(0),
+            bound: AtomicU64::new(0),
+            soon: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+        }
     }
 }
 
@@ -135,7 +160,8 @@ pub(crate) fn help(shard: &Mutex<Shard>, signal: &Signal) {
             return;
         }
         seen = round;
-        lock(shard).run_until(signal.bound.load(Ordering::Relaxed));
+        let bound = signal.bound.load(Ordering::Relaxed);
+        lock(shard).run_until(bound, signal.soon.load(Ordering::Relaxed));
         signal.done.fetch_add(1, Ordering::Release);
     }
 }
@@ -150,8 +176,9 @@ impl<'a> Team<'a> {
         shards: &'a [Mutex<Shard>],
         signal: &'a Signal,
         threads: Vec<Thread>,
+        along: u64,
     ) -> Self {
-        Self { shards, signal, threads }
+        Self { shards, signal, threads, along }
     }
 
     /// The shard of a replica and its place there.
@@ -192,26 +219,32 @@ impl<'a> Team<'a> {
         self.shards.iter().map(|s| lock(s).next_key()).min().unwrap_or(u64::MAX)
     }
 
-    /// Runs all replicas until `bound`: side by side where more than one shard has anything to do.
+    /// Runs all replicas until `bound` from which news may come before it, and those along from which
+    /// news may come soon: side by side where more than one shard has anything to do.
     pub(crate) fn run_until(&self, bound: u64) {
+        if self.next_key() >= bound {
+            return;
+        }
+        let soon = bound.saturating_add(self.along);
         let mut due = [false; MAX_THREADS];
         for (index, shard) in self.shards.iter().enumerate() {
-            due[index] = lock(shard).next_key() < bound;
+            due[index] = lock(shard).next_key() < soon;
         }
         let busy = due.iter().filter(|d| **d).count();
         if busy < 2 || self.threads.is_empty() {
             if let Some(only) = due.iter().position(|d| *d) {
-                lock(&self.shards[only]).run_until(bound);
+                lock(&self.shards[only]).run_until(bound, soon);
             }
             return;
         }
         self.signal.bound.store(bound, Ordering::Relaxed);
+        self.signal.soon.store(soon, Ordering::Relaxed);
         self.signal.done.store(0, Ordering::Relaxed);
         self.signal.round.fetch_add(1, Ordering::Release);
         for thread in &self.threads {
             thread.unpark();
         }
-        lock(&self.shards[0]).run_until(bound);
+        lock(&self.shards[0]).run_until(bound, soon);
         let mut looks = 0u32;
         while self.signal.done.load(Ordering::Acquire) < self.threads.len() as u64 {
             looks = looks.saturating_add(1);

@@ -124,6 +124,82 @@ fn requests_outlive_their_replica() {
     assert!(matches!(run(&gone, requests), Err(SimError::Nowhere { count }) if count > 100));
 }
 
+/// The same where prefill and decode are apart: whichever side goes down, while prompts are computed,
+/// while KV is on its way, and while answers are generated.
+#[test]
+fn hand_overs_outlive_both_sides() {
+    let requests =
+        poisson(27, 40.0, 900, |s| (1 + s.next_below(300) as u32, 1 + s.next_below(60) as u32));
+    let tokens: u64 = requests.iter().map(|r| u64::from(r.output_tokens)).sum();
+    let change = |at_ms: u64, replica, kind| Change { at: Time(at_ms * 1_000_000), replica, kind };
+    let mut changes = vec![change(15_000, 2, ChangeKind::Slow { percent: 200 })];
+    for k in 0..40u64 {
+        // Prefill replicas are 0 to 2, those that decode 3 to 5.
+        let replica = (k * 5 % 6) as u32;
+        changes.push(change(1000 + k * 487, replica, ChangeKind::Down));
+        changes.push(change(1700 + k * 487, replica, ChangeKind::Up));
+    }
+    changes.sort_by_key(|c| c.at);
+    for (in_flight, overlap, link) in
+        [(1, None, 1 << 30), (2, None, 1 << 27), (1, Some(8), 1 << 28)]
+    {
+        let mut spec = disaggregated(3, 3, 150, link);
+        spec.changes.clone_from(&changes);
+        spec.transfer = Transfer { latency_ns: 3_000_000, overlap_layers: overlap };
+        for replica in &mut spec.replicas {
+            Arc::make_mut(replica).core.steps_in_flight = in_flight;
+        }
+        let report = checked(&spec, requests.iter().cloned()).unwrap();
+        let m = &report.metrics;
+        assert_eq!((m.arrived, m.finished, m.failed, m.rejected), (900, 900, 0, 0));
+        assert_eq!(m.output_tokens, tokens);
+        assert!(m.retried > 40, "{}", m.retried);
+        assert_eq!(m.request_energy.sum_ns(), m.energy_uj);
+        let options = RunOptions { threads: 3, ..RunOptions::default() };
+        let rows = requests.iter().cloned().map(Ok);
+        assert_eq!(simulate(&spec, rows, options).unwrap().digest, report.digest);
+        let well = ClusterSpec { changes: vec![], ..spec.clone() };
+        let without = run(&well, requests.iter().cloned()).unwrap();
+        assert!(m.e2e.sum_ns() > without.metrics.e2e.sum_ns());
+        // Without anybody to compute prompts nothing goes on, and that is said.
+        let down = |replica| change(2000, replica, ChangeKind::Down);
+        let gone = ClusterSpec { changes: vec![down(0), down(1), down(2)], ..spec };
+        let stuck = run(&gone, requests.iter().cloned());
+        assert!(matches!(stuck, Err(SimError::Nowhere { count }) if count > 100));
+    }
+}
+
+/// Each side follows its own load: long prompts ask for more of those that prefill, long answers for
+/// more of those that decode.
+#[test]
+fn each_role_follows_its_own_load() {
+    let scale = |role, requests_per_replica| Autoscale {
+        role,
+        least: 1,
+        most: 4,
+        requests_per_replica,
+        interval_ns: 500_000_000,
+        start_ns: 1_000_000_000,
+        patience: 4,
+    };
+    let steps = |prompt, output| {
+        let requests = poisson(28, 20.0, 800, |_| (prompt, output));
+        let mut spec = disaggregated(4, 4, 2000, 1 << 32);
+        spec.autoscale = vec![scale(Role::Prefill, 2), scale(Role::Decode, 6)];
+        let report = checked(&spec, requests.iter().cloned()).unwrap();
+        assert_eq!(report.metrics.finished, 800);
+        let up = report.metrics.up_ns as f64 / report.metrics.last.0 as f64;
+        let ended =
+            |from: usize| report.replicas[from..from + 4].iter().filter(|r| r.busy_ns > 0).count();
+        (ended(0), ended(4), up)
+    };
+    let (prefill, decode, up) = steps(1500, 4);
+    assert!(prefill > decode, "{prefill} {decode}");
+    assert!(up > 2.0 && up < 8.0, "{up}");
+    let (prefill, decode, _) = steps(20, 120);
+    assert!(decode > prefill, "{prefill} {decode}");
+}
+
 #[test]
 fn the_number_of_replicas_follows_the_load() {
     // Quiet, busy, quiet.
@@ -135,14 +211,15 @@ fn the_number_of_replicas_follows_the_load() {
     requests.sort_by_key(|r| r.arrival);
     let fixed = cluster(replica(core(300, 8), usual()), 6);
     let scaled = ClusterSpec {
-        autoscale: Some(Autoscale {
+        autoscale: vec![Autoscale {
+            role: Role::Mixed,
             least: 1,
             most: 6,
             requests_per_replica: 8,
             interval_ns: 500_000_000,
             start_ns: 2_000_000_000,
             patience: 4,
-        }),
+        }],
         ..fixed.clone()
     };
     let report = checked(&scaled, requests.iter().cloned()).unwrap();
@@ -224,6 +301,7 @@ fn settings_that_cannot_be_are_named() {
     let down = Change { at: Time(0), replica: 7, kind: ChangeKind::Down };
     assert!(error(ClusterSpec { changes: vec![down], ..one() }).contains("0 to 1"));
     let scale = Autoscale {
+        role: Role::Mixed,
         least: 3,
         most: 2,
         requests_per_replica: 1,
@@ -231,7 +309,11 @@ fn settings_that_cannot_be_are_named() {
         start_ns: 0,
         patience: 0,
     };
-    assert!(error(ClusterSpec { autoscale: Some(scale), ..one() }).contains("from 3 to 2"));
+    assert!(error(ClusterSpec { autoscale: vec![scale], ..one() }).contains("from 3 to 2"));
+    let some = Autoscale { least: 1, most: 2, ..scale };
+    assert!(error(ClusterSpec { autoscale: vec![some, some], ..one() }).contains("one role"));
+    let other = Autoscale { role: Role::Decode, ..some };
+    assert!(error(ClusterSpec { autoscale: vec![other], ..one() }).contains("0 there are"));
     let mut spec = one();
     Arc::make_mut(&mut spec.replicas[1]).core.max_running = 0;
     assert_eq!(error(spec), "replica 1: max_running: it is 0");

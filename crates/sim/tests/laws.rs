@@ -3,17 +3,18 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use common::{checked, cluster, core, poisson, replica, run, usual};
+use dunlin_costmodel::LinearCost;
 use dunlin_router::PlacementKind;
 use dunlin_scheduler::policy::PolicyKind;
 use dunlin_sim::{
-    ClusterSpec, Prediction, Report, RunOptions, SimError, Speculation, Tier,
+    Change, ChangeKind, ClusterSpec, Prediction, Report, RunOptions, SimError, Speculation, Tier,
     events::{LogEvent, What},
     simulate,
 };
-use dunlin_units::Time;
+use dunlin_units::{SeedTree, Time};
 use dunlin_workload::{
     ArrivalSpec, ClientSpec, ConversationSpec, CountSpec, DistSpec, LengthsSpec, Pacing,
     PrefixPoolSpec, PrefixUse, Request, RolloutSpec, WorkloadSpec,
@@ -101,11 +102,83 @@ fn one_seed_one_log_on_any_number_of_threads() {
                 assert_eq!(log, other_log, "{placement}, {threads} threads");
                 assert_eq!(summary, serde_json::to_string(&other.summary()).unwrap());
             }
+            // Without a log, replicas fall behind as long as nobody can hear of it.
+            for threads in [1, 2, 5] {
+                let options = RunOptions { threads, seed: 1, ..RunOptions::default() };
+                let rows = requests.iter().cloned().map(Ok);
+                let other = simulate(&spec, rows, options).unwrap();
+                assert_eq!(summary, serde_json::to_string(&other.summary()).unwrap());
+            }
             if placement == PlacementKind::PowerOfTwo {
                 let (other, _) = logged(&spec, &requests, 1, 2);
                 assert_ne!(report.digest, other.digest, "another seed, another log");
             }
         }
+    }
+}
+
+/// Replicas that fall behind until a request may end on them decide what those decide that keep
+/// abreast: where memory is short, queues refuse, answers have no token or one, two steps are in
+/// flight and replicas are unequal.
+#[test]
+fn falling_behind_changes_nothing() {
+    let mut refused = 0;
+    for seed in 0..24u64 {
+        let mut dice = SeedTree::root(seed).child("behind").stream();
+        let mut pick = |n: u64| dice.next_below(n);
+        let most = 1 + pick(80) as u32;
+        let rate = [20.0, 80.0, 400.0][pick(3) as usize];
+        let requests = poisson(seed, rate, 400, |s| {
+            (1 + s.next_below(150) as u32, s.next_below(u64::from(most)) as u32)
+        });
+        let mut one = replica(core(30 + 40 * pick(4) as usize, 2 + pick(7) as u32), usual());
+        one.core.policy = PolicyKind::ALL[pick(PolicyKind::ALL.len() as u64) as usize];
+        one.core.steps_in_flight = 1 + pick(2) as u32;
+        one.core.max_waiting = [3, 40, 1 << 20][pick(3) as usize];
+        one.host_ns = 3_000_000 * pick(2);
+        let mut spec = ClusterSpec {
+            placement: PlacementKind::ALL[pick(5) as usize],
+            ..cluster(one, 1 + pick(5) as usize)
+        };
+        let slow = LinearCost { fixed_ns: 9e6, ..usual() };
+        Arc::make_mut(&mut spec.replicas[0]).cost = Arc::new(slow);
+        let (abreast, _) = logged(&spec, &requests, 1, seed);
+        refused += abreast.metrics.rejected;
+        let summary = serde_json::to_string(&abreast.summary()).unwrap();
+        for threads in [1, 2] {
+            let options = RunOptions { threads, seed, ..RunOptions::default() };
+            let rows = requests.iter().cloned().map(Ok);
+            let behind = simulate(&spec, rows, options).unwrap();
+            let behind = serde_json::to_string(&behind.summary()).unwrap();
+            assert_eq!(summary, behind, "seed {seed}, {threads} threads");
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+/// Every request's part of the energy, and all of them are that of the steps to the microjoule.
+#[test]
+fn parts_of_energy_sum_to_the_whole() {
+    let requests = everything(6);
+    let change = |at_s: u64, kind| Change { at: Time(at_s * 1_000_000_000), replica: 1, kind };
+    let plain = cluster(replica(core(120, 8), usual()), 3);
+    let mut two = plain.clone();
+    Arc::make_mut(&mut two.replicas[0]).core.steps_in_flight = 2;
+    let faulty = ClusterSpec {
+        changes: vec![change(1, ChangeKind::Down), change(3, ChangeKind::Up)],
+        ..plain.clone()
+    };
+    for spec in [plain, two, faulty] {
+        let (report, log) = logged(&spec, &requests, 1, 0);
+        let parts = log.iter().filter_map(|e| match e.what {
+            What::End { energy_uj, .. } => Some(u128::from(energy_uj)),
+            _ => None,
+        });
+        let m = &report.metrics;
+        assert_eq!(parts.sum::<u128>(), m.energy_uj);
+        assert_eq!(m.request_energy.sum_ns(), m.energy_uj);
+        assert_eq!(m.finished, requests.len() as u64);
+        assert!(m.energy_uj > 1_000_000);
     }
 }
 
@@ -167,7 +240,7 @@ fn causes(log: &[LogEvent], requests: &[Request], report: &Report) {
                 assert!(times[0] < Some(event.at) && times[1].is_none());
                 times[1] = Some(event.at);
             }
-            What::End { request, tokens, complete } => {
+            What::End { request, tokens, complete, .. } => {
                 let row = &requests[request as usize];
                 assert!(complete && tokens == row.output_tokens);
                 let times = seen.get_mut(&request).expect("it has arrived");

@@ -120,6 +120,35 @@ fn memory_decides_the_stable_rate() {
     assert!((whole / half - 2.0).abs() < 0.4, "it grows linearly");
 }
 
+/// The fluid estimate of the time between tokens, from light load to near the critical rate: never
+/// far above what is simulated, and below it by what scatter adds.
+#[test]
+fn load_decides_the_time_between_tokens() {
+    let cost = LinearCost {
+        fixed_ns: 10e6,
+        token_ns: 40e3,
+        kv_position_ns: 60.0,
+        prefill_pair_ns: 4.0,
+        ..LinearCost::default()
+    };
+    let lengths = |s: &mut dunlin_units::Stream| {
+        (20 + s.next_below(800) as u32, 10 + s.next_below(300) as u32)
+    };
+    let (running, step) = (256, 2048);
+    for rate in [0.5, 4.0, 10.0, 20.0] {
+        let requests = poisson(35, rate, 4_000, lengths);
+        let all = requests.iter().map(|r| (r.prompt_tokens, r.output_tokens));
+        let means = LengthMeans::new(all, 16);
+        let estimate = means.gap_ns(&cost, rate, running, step).unwrap() / 1e6;
+        let mut core = core(40_000, running);
+        core.max_step_tokens = step;
+        let report = run(&cluster(replica(core, cost), 1), requests).unwrap();
+        let found = report.metrics.tpot.stats().unwrap().mean_ms;
+        println!("{rate}/s: {found:.2} ms, estimated {estimate:.2} ms");
+        assert!(estimate < found * 1.02 && estimate > found * 0.8, "{estimate} {found}");
+    }
+}
+
 /// What a drafter gains: with one sequence, a step of the same length gives as many tokens as the
 /// acceptance curve says.
 #[test]

@@ -113,7 +113,7 @@ fn simulated(run: &Run) -> Vec<Times> {
         match event.what {
             What::Arrive { request } => times[request as usize].arrival = event.at.0,
             What::FirstToken { request } => times[request as usize].first = event.at.0,
-            What::End { request, tokens, complete } => {
+            What::End { request, tokens, complete, .. } => {
                 assert!(complete, "request {request}");
                 times[request as usize].last = event.at.0;
                 times[request as usize].tokens = u64::from(tokens);

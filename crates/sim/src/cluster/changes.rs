@@ -1,13 +1,14 @@
 //! Replicas that come and go: faults, stragglers, and a number that follows the load.
 //!
 //! A replica that goes down loses its KV and its requests; those begin again elsewhere, with the
-//! tokens that their users have had already as a part of the prompt.
+//! tokens that their users have had already as a part of the prompt. Where prefill and decode are
+//! apart, each kind of replica may follow its own load.
 
 use dunlin_units::Time;
 use serde::{Deserialize, Serialize};
 
 use super::coordinator::{Act, Coordinator};
-use crate::error::SimError;
+use crate::{error::SimError, replica::Role};
 
 /// Something that becomes of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub enum ChangeKind {
 /// How many replicas are on: enough for so many requests each, looked at in intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Autoscale {
+    /// Replicas of which role.
+    pub role: Role,
     /// The fewest.
     pub least: u32,
     /// The most; replicas beyond are never on.
@@ -57,7 +60,8 @@ impl Autoscale {
         let bad = |setting, problem: String| Err(SimError::Setting { setting, problem });
         if self.least == 0 || self.least > self.most || self.most > replicas {
             let problem = format!(
-                "from {} to {} replicas; they go from at least 1 to at most the {replicas} there are",
+                "from {} to {} replicas; they go from at least 1 to at most the {replicas} there are \
+                 of the role",
                 self.least, self.most
             );
             return bad("autoscale.least", problem);
@@ -88,14 +92,20 @@ where
         for (number, change) in self.spec.changes.iter().enumerate() {
             self.push(change.at, number as u64, Act::Change(*change));
         }
-        if let Some(scale) = self.spec.autoscale {
-            for replica in scale.least..self.spec.replicas.len() as u32 {
+        for (index, scale) in self.spec.autoscale.iter().enumerate() {
+            for &replica in &self.pool(scale.role)[scale.least as usize..] {
                 self.power[replica as usize] = Power::Off;
                 self.workers[replica as usize].accepting = false;
                 self.team.with(replica, |r, world| r.close(Time(0), world));
             }
-            self.push(Time(scale.interval_ns), 0, Act::Look);
+            self.push(Time(scale.interval_ns), index as u64, Act::Look(index));
         }
+    }
+
+    /// The replicas of a role.
+    fn pool(&self, role: Role) -> Vec<u32> {
+        let all = self.spec.replicas.iter().enumerate();
+        all.filter(|(_, r)| r.role == role).map(|(index, _)| index as u32).collect()
     }
 
     pub(super) fn change(&mut self, now: Time, change: Change) {
@@ -113,12 +123,14 @@ where
                 self.power[index] = Power::Off;
                 self.workers[index].accepting = false;
                 let jobs = self.team.with(replica, |r, world| r.crash(now, world));
+                let jobs = if self.spec.is_disaggregated() {
+                    self.give_up(now, replica, jobs)
+                } else {
+                    jobs.iter().for_each(|job| self.forget(replica, job.request.prompt_tokens));
+                    jobs
+                };
                 self.metrics.retried += jobs.len() as u64;
-                for mut job in jobs {
-                    self.forget(replica, job.request.prompt_tokens);
-                    job.came = now;
-                    self.place(now, job);
-                }
+                jobs.into_iter().for_each(|job| self.retry(now, job));
             }
         }
     }
@@ -131,57 +143,69 @@ where
         self.power[index] = Power::On;
         self.workers[index].accepting = true;
         self.team.with(replica, |r, world| r.restart(now, world));
-        for mut job in std::mem::take(&mut self.stranded) {
-            job.came = now;
-            self.place(now, job);
+        for job in std::mem::take(&mut self.stranded) {
+            self.retry(now, job);
+        }
+        if self.spec.replicas[index].role == Role::Prefill {
+            // Those that wait for KV may do so for want of anybody to compute it.
+            self.pool(Role::Decode).into_iter().for_each(|decode| self.reserve(now, decode));
         }
     }
 
-    /// The autoscaler looks.
-    pub(super) fn look(&mut self, now: Time) {
-        let Some(scale) = self.spec.autoscale else { return };
-        let requests: u64 = self.workers.iter().map(|w| u64::from(w.requests)).sum();
-        let requests = requests + self.stranded.len() as u64;
+    /// An autoscaler looks.
+    pub(super) fn look(&mut self, now: Time, index: usize) {
+        let scale = self.spec.autoscale[index];
+        let mut pool = self.pool(scale.role);
+        let of = |r: &u32| u64::from(self.workers[*r as usize].requests);
+        let mut requests: u64 = pool.iter().map(of).sum();
+        pool.truncate(scale.most as usize);
+        if scale.role != Role::Prefill {
+            requests += self.stranded.len() as u64;
+        }
         let wanted = requests.div_ceil(u64::from(scale.requests_per_replica)) as u32;
         let wanted = wanted.clamp(scale.least, scale.most);
-        let count = |power| self.power.iter().filter(|p| **p == power).count() as u32;
-        let coming = count(Power::On) + count(Power::Starting);
-        let range = 0..scale.most as usize;
+        let is = |r: &u32, power| self.power[*r as usize] == power;
+        let coming =
+            pool.iter().filter(|r| is(r, Power::On) || is(r, Power::Starting)).count() as u32;
         if wanted > coming {
-            self.few_looks = 0;
+            self.few_looks[index] = 0;
             // Those that drain are there already; then those that are off.
             for _ in coming..wanted {
-                let find = |power| range.clone().find(|&r| self.power[r] == power);
+                let find = |power| pool.iter().copied().find(|&r| self.power[r as usize] == power);
                 if let Some(r) = find(Power::Draining) {
-                    self.power[r] = Power::On;
-                    self.workers[r].accepting = true;
+                    self.power[r as usize] = Power::On;
+                    self.workers[r as usize].accepting = true;
                 } else if let Some(r) = find(Power::Off) {
-                    self.power[r] = Power::Starting;
-                    self.push(now.after(scale.start_ns), r as u64, Act::Started(r as u32));
+                    self.power[r as usize] = Power::Starting;
+                    self.push(now.after(scale.start_ns), r.into(), Act::Started(r));
                 }
             }
         } else if wanted < coming {
-            self.few_looks += 1;
-            if self.few_looks > scale.patience
-                && let Some(r) = range.rev().find(|&r| self.power[r] == Power::On)
+            self.few_looks[index] += 1;
+            if self.few_looks[index] > scale.patience
+                && let Some(r) =
+                    pool.iter().rev().copied().find(|&r| self.power[r as usize] == Power::On)
             {
-                self.few_looks = 0;
-                self.power[r] = Power::Draining;
-                self.workers[r].accepting = false;
-                self.power_off_if_empty(now, r as u32);
+                self.few_looks[index] = 0;
+                self.power[r as usize] = Power::Draining;
+                self.workers[r as usize].accepting = false;
+                self.power_off_if_empty(now, r);
             }
         } else {
-            self.few_looks = 0;
+            self.few_looks[index] = 0;
         }
         if self.has_more(now) {
-            self.push(now.after(scale.interval_ns), 0, Act::Look);
+            self.push(now.after(scale.interval_ns), index as u64, Act::Look(index));
         }
     }
 
-    /// One that drains goes off with its last request.
+    /// One that drains goes off with its last request, and when nobody fetches KV from it any more.
     pub(super) fn power_off_if_empty(&mut self, now: Time, replica: u32) {
         let index = replica as usize;
-        if self.power[index] == Power::Draining && self.workers[index].requests == 0 {
+        if self.power[index] == Power::Draining
+            && self.workers[index].requests == 0
+            && !self.is_fetched_from(replica)
+        {
             self.power[index] = Power::Off;
             self.team.with(replica, |r, world| r.close(now, world));
         }

@@ -44,8 +44,8 @@ pub(super) enum Act {
     Started(u32),
     /// KV has arrived.
     Landed(u64),
-    /// The autoscaler looks.
-    Look,
+    /// The autoscaler of this number looks.
+    Look(usize),
     /// A request that waited is ready.
     Ready(Numbered),
 }
@@ -57,7 +57,7 @@ impl Act {
             Self::Change(_) => 0,
             Self::Started(_) => 1,
             Self::Landed(_) => 2,
-            Self::Look => 3,
+            Self::Look(_) => 3,
             Self::Ready(_) => 4,
         }
     }
@@ -105,7 +105,8 @@ pub(super) struct Coordinator<'a, 'o, I> {
     /// Requests that found no replica.
     pub(super) stranded: Vec<Job>,
     pub(super) handoffs: Handoffs,
-    pub(super) few_looks: u32,
+    /// Looks in a row at which fewer would have done, for each autoscaler.
+    pub(super) few_looks: Vec<u32>,
     /// Ends that the router has not heard of.
     unheard: Vec<(Time, u32, u32)>,
     acts: BinaryHeap<Reverse<Planned>>,
@@ -154,7 +155,7 @@ where
                 waiting: vec![VecDeque::new(); count],
                 links: Links::new(rates.clone(), rates),
             },
-            few_looks: 0,
+            few_looks: vec![0; spec.autoscale.len()],
             spec,
             team,
             source,
@@ -168,7 +169,7 @@ where
             tokens: Vec::new(),
             prefixes: Vec::new(),
             metrics: Metrics::default(),
-            blind: knows_nothing && spec.autoscale.is_none() && !disaggregated,
+            blind: knows_nothing && spec.autoscale.is_empty() && !disaggregated,
             disaggregated,
             ask_at: ASK_EVERY,
             stopped: false,
@@ -196,7 +197,7 @@ where
 
     /// Whether anything is under way or to come, besides looks of the autoscaler.
     pub(super) fn has_more(&self, _now: Time) -> bool {
-        let looks = |a: &Reverse<Planned>| matches!(a.0.act, Act::Look);
+        let looks = |a: &Reverse<Planned>| matches!(a.0.act, Act::Look(_));
         self.next_arrival().is_some()
             || self.acts.iter().any(|a| !looks(a))
             || self.workers.iter().any(|w| w.requests > 0)
@@ -275,6 +276,7 @@ where
                 }
                 NoteKind::Begun(number) => self.prefill_begun(note.at, number),
                 NoteKind::Prefilled(job) => self.prefilled(note.at, job),
+                NoteKind::Withdrawn(job) => self.withdrawn(note.at, note.replica, *job),
             }
         }
         self.notes = notes;
@@ -350,7 +352,7 @@ where
                 Act::Change(change) => self.change(at, change),
                 Act::Started(replica) => self.bring_up(at, replica),
                 Act::Landed(number) => self.landed(at, number),
-                Act::Look => self.look(at),
+                Act::Look(index) => self.look(at, index),
                 Act::Ready(row) => self.arrive(at, row),
             }
             return Ok(());
@@ -380,18 +382,24 @@ where
             first_token: None,
             last_token: at,
             done_tokens: 0,
+            energy_uj: 0,
             queue_ns: 0,
             stage: Stage::Whole,
         };
-        if self.disaggregated {
-            self.place_decode(at, job);
-        } else {
-            self.place(at, job);
-        }
+        self.place(at, job);
     }
 
-    /// Places a request on a replica that does all of it.
-    pub(super) fn place(&mut self, _at: Time, job: Job) {
+    /// A request begins again at a moment.
+    pub(super) fn retry(&mut self, now: Time, mut job: Job) {
+        job.came = now;
+        self.place(now, job);
+    }
+
+    /// A request goes to a replica that does all of it, or to one that decodes.
+    fn place(&mut self, at: Time, job: Job) {
+        if self.disaggregated {
+            return self.place_decode(at, job);
+        }
         let Some(replica) = self.route(&job, Role::Mixed) else {
             self.stranded.push(job);
             return;

@@ -6,6 +6,9 @@
 //! token; the KV goes over links that all transfers share, is held by its source until it has
 //! arrived, and then decoding goes on where it arrived. With layers that overlap, a transfer begins
 //! with the prompt's first step and ends at the earliest one layer's time after its last.
+//!
+//! Where a replica goes down, every hand-over that it has a part in is given up on both sides, and its
+//! request begins again with the tokens that its user has, as a proxy in front of both would ask again.
 
 use std::collections::VecDeque;
 
@@ -25,10 +28,14 @@ pub(super) struct Handoff {
     pub prefill: u32,
     pub decode: u32,
     pub bytes: u64,
+    /// Of the request, as loads count them.
+    pub prompt_tokens: u32,
     /// The request, when its prompt is done.
     pub done: Option<(Time, Box<Job>)>,
     /// When its transfer's last byte left.
     pub sent: Option<Time>,
+    /// When its KV may be used, as soon as that is known.
+    pub lands: Option<Time>,
 }
 
 /// What the coordinator knows of hand-overs.
@@ -47,7 +54,8 @@ where
     I: Iterator<Item = Result<dunlin_workload::Request, SimError>>,
 {
     /// A request gets the replica that it will decode on.
-    pub(super) fn place_decode(&mut self, now: Time, job: Job) {
+    pub(super) fn place_decode(&mut self, now: Time, mut job: Job) {
+        job.stage = Stage::Whole;
         let Some(decode) = self.route(&job, Role::Decode) else {
             self.stranded.push(job);
             return;
@@ -61,25 +69,33 @@ where
 
     /// Those that wait for KV get it, as far as there is any.
     pub(super) fn reserve(&mut self, now: Time, decode: u32) {
-        while let Some(job) = self.handoffs.waiting[decode as usize].pop_front() {
+        // KV is not held for a prompt that nobody computes.
+        while self.accepts(Role::Prefill)
+            && let Some(job) = self.handoffs.waiting[decode as usize].pop_front()
+        {
             let fits = self.team.with(decode, |r, world| r.reserve(now, &job, world));
             if !fits {
                 self.handoffs.waiting[decode as usize].push_front(job);
                 return;
             }
             self.metrics.reserve.add(now.since(job.ready));
-            let Some(prefill) = self.route(&job, Role::Prefill) else {
-                self.stranded.push(job);
-                return;
-            };
+            let prefill = self.route(&job, Role::Prefill).expect("one of them accepts");
             let worker = &mut self.workers[prefill as usize];
             worker.requests += 1;
             worker.prompt_tokens += u64::from(job.request.prompt_tokens);
             let spec = &self.spec.replicas[prefill as usize];
-            let blocks =
-                (job.request.prompt_tokens as usize).div_ceil(spec.core.cache.block_tokens);
+            let tokens = job.request.prompt_tokens.saturating_add(job.done_tokens);
+            let blocks = (tokens as usize).div_ceil(spec.core.cache.block_tokens);
             let bytes = (blocks as u64).saturating_mul(spec.block_bytes).max(1);
-            let handoff = Handoff { prefill, decode, bytes, done: None, sent: None };
+            let handoff = Handoff {
+                prefill,
+                decode,
+                bytes,
+                prompt_tokens: job.request.prompt_tokens,
+                done: None,
+                sent: None,
+                lands: None,
+            };
             self.handoffs.under_way.insert(job.number, handoff);
             let mut job = job;
             job.queue_ns += now.since(job.came);
@@ -112,6 +128,8 @@ where
             self.forget(decode, request.prompt_tokens);
             self.hear_end(now, &request);
             self.reserve(now, decode);
+            self.power_off_if_empty(now, prefill);
+            self.power_off_if_empty(now, decode);
             return;
         }
         let h = self.handoffs.under_way.get_mut(&number).expect("looked up above");
@@ -146,11 +164,16 @@ where
             at = at.max(done.after(last));
         }
         let at = at.after(self.spec.transfer.latency_ns);
+        self.handoffs.under_way.get_mut(&number).expect("looked up above").lands = Some(at);
         self.push(at, number, Act::Landed(number));
     }
 
     /// KV has arrived: its source lets go, and decoding begins.
     pub(super) fn landed(&mut self, now: Time, number: u64) {
+        // It may have been given up, and have begun again.
+        if self.handoffs.under_way.get(&number).is_none_or(|h| h.lands != Some(now)) {
+            return;
+        }
         let Some(h) = self.handoffs.under_way.remove(&number) else { return };
         let Some((done, mut job)) = h.done else { return };
         self.team.with(h.prefill, |r, world| r.release(now, number, world));
@@ -160,5 +183,62 @@ where
         job.came = now;
         job.stage = Stage::Decode;
         self.team.deliver(h.decode, *job);
+        self.power_off_if_empty(now, h.prefill);
+    }
+
+    /// A replica that prefills or decodes has gone down, with these requests of its own. Gives up all
+    /// hand-overs that it has a part in; answers with the requests that begin again now, in the order
+    /// of their numbers. Those in a step elsewhere follow when that ends ([`Self::withdrawn`]).
+    pub(super) fn give_up(&mut self, now: Time, down: u32, own: Vec<Job>) -> Vec<Job> {
+        let mut jobs = own;
+        // Those that wait for KV there have it on their account as those that decode.
+        jobs.extend(self.handoffs.waiting[down as usize].drain(..));
+        jobs.iter().for_each(|job| self.forget(down, job.request.prompt_tokens));
+        let all = self.handoffs.under_way.iter();
+        let broken = all.filter(|(_, h)| h.prefill == down || h.decode == down);
+        let broken: Vec<u64> = broken.map(|(number, _)| *number).collect();
+        for number in broken {
+            let h = self.handoffs.under_way.remove(&number).expect("it is there");
+            self.handoffs.links.cancel(now, number);
+            self.forget(h.decode, h.prompt_tokens);
+            if h.prefill == down {
+                // Where its prompt was not done, the request is one of those that went down.
+                self.team.with(h.decode, |r, world| r.release(now, number, world));
+                jobs.extend(h.done.map(|(_, job)| *job));
+                self.reserve(now, h.decode);
+                self.power_off_if_empty(now, h.decode);
+            } else if let Some((_, job)) = h.done {
+                self.team.with(h.prefill, |r, world| r.release(now, number, world));
+                jobs.push(*job);
+                self.power_off_if_empty(now, h.prefill);
+            } else if let Some(job) =
+                self.team.with(h.prefill, |r, world| r.withdraw(now, number, world))
+            {
+                self.forget(h.prefill, h.prompt_tokens);
+                jobs.push(job);
+                self.power_off_if_empty(now, h.prefill);
+            }
+        }
+        jobs.sort_unstable_by_key(|job| job.number);
+        jobs
+    }
+
+    /// A request whose hand-over was given up is out of its step, and begins again.
+    pub(super) fn withdrawn(&mut self, now: Time, from: u32, job: Job) {
+        self.metrics.retried += 1;
+        self.forget(from, job.request.prompt_tokens);
+        self.power_off_if_empty(now, from);
+        self.retry(now, job);
+    }
+
+    /// Whether any replica of a role takes requests.
+    fn accepts(&self, role: Role) -> bool {
+        let of_role = self.spec.replicas.iter().zip(&self.workers);
+        of_role.filter(|(spec, _)| spec.role == role).any(|(_, worker)| worker.accepting)
+    }
+
+    /// Whether a prompt's KV is still to be fetched from a replica.
+    pub(super) fn is_fetched_from(&self, replica: u32) -> bool {
+        self.handoffs.under_way.values().any(|h| h.prefill == replica)
     }
 }

@@ -48,8 +48,8 @@ pub struct ClusterSpec {
     pub transfer: Transfer,
     /// Replicas that go down, come up, or become slow, in order of time.
     pub changes: Vec<Change>,
-    /// How many replicas are on, by load.
-    pub autoscale: Option<Autoscale>,
+    /// How many replicas are on, by load: one for each role at most.
+    pub autoscale: Vec<Autoscale>,
 }
 
 /// How KV goes from replica to replica. Links are max-min fair ([`crate::links`]).
@@ -72,13 +72,19 @@ impl ClusterSpec {
             slo: Slo::default(),
             transfer: Transfer::default(),
             changes: Vec::new(),
-            autoscale: None,
+            autoscale: Vec::new(),
         }
     }
 
     /// Whether prefill and decode are on different replicas.
     pub fn is_disaggregated(&self) -> bool {
         self.replicas.iter().any(|r| r.role != Role::Mixed)
+    }
+
+    /// Whether only ends of requests pass from replica to replica, so that each need not be run before
+    /// its next request may end.
+    fn is_lazy(&self) -> bool {
+        !self.is_disaggregated() && self.changes.is_empty() && self.autoscale.is_empty()
     }
 
     /// Whether the cluster can be simulated.
@@ -104,10 +110,6 @@ impl ClusterSpec {
                                one that decodes, and no others";
                 return setting("role", problem);
             }
-            if !self.changes.is_empty() || self.autoscale.is_some() {
-                let problem = "replicas that come and go are simulated with mixed replicas only";
-                return setting("changes", problem);
-            }
             if self.replicas.iter().any(|r| r.block_bytes == 0 || r.link_bytes_per_s == 0) {
                 let problem = "replicas that hand KV over need the bytes of a KV block and of their \
                                link a second";
@@ -121,12 +123,20 @@ impl ClusterSpec {
         if self.changes.windows(2).any(|w| w[0].at > w[1].at) {
             return setting("changes", "they are not in order of time");
         }
-        if let Some(scale) = &self.autoscale {
-            scale.validate(count)?;
+        for (index, scale) in self.autoscale.iter().enumerate() {
+            let pool = self.replicas.iter().filter(|r| r.role == scale.role).count();
+            scale.validate(pool as u32)?;
+            if self.autoscale[..index].iter().any(|other| other.role == scale.role) {
+                return setting("autoscale.role", "two of them are of one role");
+            }
         }
         Ok(())
     }
 }
+
+/// Replicas whose next end may come within this part of the shortest step behind a round are run in
+/// it. More parts make rounds shorter, and leave threads less to do side by side.
+const ALONG: u64 = 4;
 
 /// How to run.
 #[derive(Default)]
@@ -175,8 +185,11 @@ where
         slo: spec.slo,
         ..World::default()
     };
-    let shards: Vec<Mutex<Shard>> =
-        parts.into_iter().map(|replicas| Mutex::new(Shard::new(replicas, world()))).collect();
+    let lazy = spec.is_lazy() && !logs;
+    let shard = |replicas| Mutex::new(Shard::new(replicas, world(), lazy));
+    let shards: Vec<Mutex<Shard>> = parts.into_iter().map(shard).collect();
+    let least_ns = spec.replicas.iter().map(|r| r.cost.least_ns()).min().unwrap_or(0);
+    let along = if lazy { 2 * (least_ns / ALONG) } else { 0 };
     let signal = Signal::new();
     let source = Source::new(requests.into_iter())?;
     thread::scope(|scope| {
@@ -184,7 +197,7 @@ where
             let signal = &signal;
             scope.spawn(move || help(shard, signal)).thread().clone()
         });
-        let team = Team::new(&shards, &signal, helpers.collect());
+        let team = Team::new(&shards, &signal, helpers.collect(), along);
         let stopper = Stopper(&team);
         let mut coordinator = Coordinator::new(spec, seeds, source, &team, options);
         let result = coordinator.run();

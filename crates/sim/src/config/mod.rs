@@ -19,8 +19,8 @@ pub use replica::{ReplicaGroup, build_cost};
 pub use workload::{Requests, WorkloadConfig, open_trace};
 
 use crate::{
-    Autoscale, Change, ChangeKind, ClusterSpec, ReplicaSpec, SimError, Transfer, metrics::Slo,
-    recorded::Recording,
+    Autoscale, Change, ChangeKind, ClusterSpec, ReplicaSpec, Role, SimError, Transfer,
+    metrics::Slo, recorded::Recording,
 };
 
 /// A file that no simulation can be made of.
@@ -124,9 +124,9 @@ pub struct ClusterConfig {
     /// Replicas that are slow for a while.
     #[serde(default)]
     pub stragglers: Vec<StragglerConfig>,
-    /// A number of replicas that follows the load.
+    /// Numbers of replicas that follow the load: one for each role at most.
     #[serde(default)]
-    pub autoscale: Option<AutoscaleConfig>,
+    pub autoscale: Vec<AutoscaleConfig>,
 }
 
 /// Hand-over of KV between replicas.
@@ -172,6 +172,9 @@ pub struct StragglerConfig {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoscaleConfig {
+    /// Replicas of which role; `mixed` without.
+    #[serde(default)]
+    pub role: Role,
     /// The fewest.
     pub least: u32,
     /// The most.
@@ -285,7 +288,7 @@ impl SimConfig {
                 overlap_layers: Some(c.transfer.overlap_layers).filter(|l| *l > 0),
             },
             changes: self.changes()?,
-            autoscale: c.autoscale.as_ref().map(autoscale).transpose()?,
+            autoscale: c.autoscale.iter().map(autoscale).collect::<Result<_, _>>()?,
         };
         spec.validate()?;
         Ok(spec)
@@ -326,6 +329,7 @@ const MAX_REPLICAS: usize = 1 << 16;
 
 fn autoscale(a: &AutoscaleConfig) -> Result<Autoscale, ConfigFileError> {
     Ok(Autoscale {
+        role: a.role,
         least: a.least,
         most: a.most,
         requests_per_replica: a.requests_per_replica,

@@ -141,6 +141,8 @@ pub struct Metrics {
     pub extrapolated_steps: u64,
     /// Energy of steps in microjoules.
     pub energy_uj: u128,
+    /// Energy of steps of requests that ended with their tokens, in microjoules each.
+    pub request_energy: Durations,
     /// Energy of replicas that are on, whether they work or not, in microjoules times 10^9.
     pub idle_uj_e9: u128,
     /// KV blocks in use, over time.
@@ -192,6 +194,7 @@ impl Metrics {
         self.queue.merge(other.queue);
         self.reserve.merge(other.reserve);
         self.handoff.merge(other.handoff);
+        self.request_energy.merge(other.request_energy);
         self.peak_blocks = self.peak_blocks.max(other.peak_blocks);
         self.last = self.last.max(other.last);
         self.timeline.merge(other.timeline);

@@ -27,6 +27,8 @@ pub(crate) struct Job {
     pub last_token: Time,
     /// Tokens of its answer that are there already.
     pub done_tokens: u32,
+    /// Microjoules of steps that it has had.
+    pub energy_uj: u64,
     /// Nanoseconds in queues before it came here.
     pub queue_ns: u64,
     /// What is to be done of it here.
@@ -62,6 +64,8 @@ pub(crate) enum NoteKind {
     Begun(u64),
     /// A prompt is done here, and its request goes on elsewhere.
     Prefilled(Box<Job>),
+    /// A request that was wanted back is out of its step.
+    Withdrawn(Box<Job>),
 }
 
 /// What replicas of one thread write to.

@@ -6,7 +6,10 @@
 //! that the core sees is the operator's. So no policy can know it, unless the settings declare an
 //! oracle ([`Prediction::Oracle`]).
 
+mod energy;
+mod horizon;
 mod job;
+mod life;
 mod spec;
 
 use std::{
@@ -57,8 +60,17 @@ struct Active {
     left: u32,
     /// Of the prompt as submitted.
     prompt_tokens: u32,
+    /// Its sequence.
+    seq: u32,
     /// Whether a step has had a part of it.
     begun: bool,
+}
+
+/// The part of an answer that is to come: see [`Active`].
+struct Rest {
+    head: Vec<u32>,
+    stream: u64,
+    index: u32,
 }
 
 /// What a step needs to know of a sequence: its request's slot, copied here so that the loop over a
@@ -122,6 +134,8 @@ pub(crate) struct Replica {
     free: Vec<u32>,
     by_id: HashMap<RequestId, u32>,
     seqs: Vec<SeqState>,
+    /// Microjoules of each sequence that its request does not have yet.
+    energy: Vec<u64>,
     steps: VecDeque<Running>,
     spare: Vec<StepPlan>,
     moves: BinaryHeap<Reverse<(Time, MoveId)>>,
@@ -131,6 +145,8 @@ pub(crate) struct Replica {
     events: Vec<Event>,
     /// Step times in percent of their price.
     pub slow_percent: u32,
+    /// What no step's price is below.
+    least_ns: u64,
     pub up_since: Option<Time>,
     level: Level,
     level_since: Time,
@@ -165,6 +181,7 @@ impl Replica {
             free: Vec::new(),
             by_id: HashMap::new(),
             seqs: Vec::new(),
+            energy: Vec::new(),
             steps: VecDeque::new(),
             spare: Vec::new(),
             moves: BinaryHeap::new(),
@@ -172,6 +189,7 @@ impl Replica {
             effects: Effects::default(),
             events: Vec::new(),
             slow_percent: 100,
+            least_ns: spec.cost.least_ns(),
             up_since: Some(Time(0)),
             level: Level::default(),
             level_since: Time(0),
@@ -252,34 +270,19 @@ impl Replica {
     }
 
     fn submit(&mut self, now: Time, job: Job, world: &mut World) {
-        let request = &job.request;
-        let own = self.seeds.child_at(job.number).seed();
-        world.prompt.clear();
-        request.prompt_ids(own, VOCABULARY, &mut world.prompt);
-        let mut answer = request.answer(own, VOCABULARY);
-        answer.head.reverse();
         let done = job.done_tokens;
+        let Rest { head, stream, index } = self.write_prompt(&job, &mut world.prompt);
         let mut active = Active {
             submitted: now,
-            head: answer.head,
-            stream: answer.stream,
-            index: answer.first,
+            head,
+            stream,
+            index,
             left: 0,
             prompt_tokens: 0,
+            seq: u32::MAX,
             begun: false,
             job,
         };
-        // What has been answered before it came here is part of its prompt.
-        for _ in 0..done {
-            let token = match active.head.pop() {
-                Some(token) => token,
-                None => {
-                    active.index += 1;
-                    stream_token(active.stream, active.index - 1, VOCABULARY)
-                }
-            };
-            world.prompt.push(token);
-        }
         active.prompt_tokens = world.prompt.len() as u32;
         let request = &active.job.request;
         let limit = self.spec.output_limit(active.prompt_tokens);
@@ -316,6 +319,24 @@ impl Replica {
         });
         self.active[slot as usize] = Some(active);
         self.by_id.insert(id, slot);
+    }
+
+    /// Writes a request's prompt: with what has been answered before it came here as a part of it.
+    fn write_prompt(&self, job: &Job, prompt: &mut Vec<u32>) -> Rest {
+        let own = self.seeds.child_at(job.number).seed();
+        prompt.clear();
+        job.request.prompt_ids(own, VOCABULARY, prompt);
+        let answer = job.request.answer(own, VOCABULARY);
+        let mut rest = Rest { head: answer.head, stream: answer.stream, index: answer.first };
+        rest.head.reverse();
+        prompt.extend((0..job.done_tokens).map(|_| match rest.head.pop() {
+            Some(token) => token,
+            None => {
+                rest.index += 1;
+                stream_token(rest.stream, rest.index - 1, VOCABULARY)
+            }
+        }));
+        rest
     }
 
     fn predicted(&self, job: &Job, wanted: u32) -> Option<u32> {
@@ -523,12 +544,15 @@ impl Replica {
         let place = seq.0 as usize;
         if place >= self.seqs.len() {
             self.seqs.resize(place + 1, NOBODY);
+            self.energy.resize(place + 1, 0);
         }
+        self.settle(place);
         let slot = request.and_then(|id| self.by_id.get(&id).copied());
         self.seqs[place] = match slot {
             None => NOBODY,
             Some(slot) => {
-                let active = self.active[slot as usize].as_ref().expect("the core has it");
+                let active = self.active[slot as usize].as_mut().expect("the core has it");
+                active.seq = place as u32;
                 // Whoever has tokens from elsewhere has had them a while ago.
                 let before = active.job.first_token.map_or(Time::NEVER, |_| active.job.last_token);
                 SeqState {
@@ -566,15 +590,7 @@ impl Replica {
         if let Some(speculation) = &self.spec.speculation {
             ns += speculation.step_ns + speculation.token_ns * plan.draft.len() as u64;
         }
-        if self.slow_percent != 100 {
-            ns = (u128::from(ns) * u128::from(self.slow_percent) / 100) as u64;
-        }
-        if self.spec.core.steps_in_flight == 1 {
-            ns += self.spec.host_ns;
-        } else {
-            ns = ns.max(self.spec.host_ns);
-        }
-        let ns = ns.max(1);
+        let ns = self.step_ns(ns);
         let began = self.steps.back().map_or(now, |s| s.done.max(now));
         let core = self.driver.core();
         let blocks = self.spec.core.cache.block_count - core.kv().available_blocks();
@@ -588,11 +604,27 @@ impl Replica {
         let done = began.after(ns);
         if price.energy_uj > 0 {
             metrics.timeline.at(done).energy_uj += price.energy_uj;
+            self.charge(&plan, price.energy_uj, tokens);
         }
         if world.wants_begun && self.spec.role == Role::Prefill {
             self.note_begun(began, &plan, world);
         }
         self.steps.push_back(Running { began, done, plan, tokens, blocks: blocks as u32 });
+    }
+
+    /// Nanoseconds of a step of this price: as slow as the replica is, with the host's part. Never
+    /// less for a higher price.
+    fn step_ns(&self, price_ns: u64) -> u64 {
+        let mut ns = price_ns;
+        if self.slow_percent != 100 {
+            ns = (u128::from(ns) * u128::from(self.slow_percent) / 100) as u64;
+        }
+        if self.spec.core.steps_in_flight == 1 {
+            ns += self.spec.host_ns;
+        } else {
+            ns = ns.max(self.spec.host_ns);
+        }
+        ns.max(1)
     }
 
     /// Tells which prompts have their first part in a step.
@@ -613,7 +645,8 @@ impl Replica {
     /// A request is over, or its part here.
     fn finish(&mut self, now: Time, finished: &Finished, world: &mut World) {
         let slot = self.by_id.remove(&finished.request).expect("the core has it from here");
-        let active = self.active[slot as usize].take().expect("it is there");
+        let mut active = self.active[slot as usize].take().expect("it is there");
+        self.bill(&mut active);
         self.free.push(slot);
         self.ended += 1;
         let mut job = active.job;
@@ -645,8 +678,14 @@ impl Replica {
                 let clipped = job.done_tokens < wanted;
                 metrics.clipped += u64::from(clipped);
                 metrics.serve(&served(&job, now), &world.slo);
+                metrics.request_energy.add(job.energy_uj);
                 self.log_end(now, &job, !clipped, world);
                 self.over(job)
+            }
+            Some(End::Aborted) => {
+                let session = SessionId(job.number);
+                self.events.push(Event::Session(SessionOp::Close(session)));
+                NoteKind::Withdrawn(Box::new(job))
             }
             Some(End::Rejected(rejection)) => {
                 metrics.rejected += 1;
@@ -678,83 +717,13 @@ impl Replica {
     }
 
     fn log_end(&mut self, now: Time, job: &Job, complete: bool, world: &mut World) {
-        let what = What::End { request: job.number, tokens: job.done_tokens, complete };
+        let what = What::End {
+            request: job.number,
+            tokens: job.done_tokens,
+            energy_uj: job.energy_uj,
+            complete,
+        };
         self.log(world, now, 0, what);
-    }
-
-    /// Blocks for a prompt whose KV is to come: allocated, and held. Whether there were enough.
-    pub(crate) fn reserve(&mut self, now: Time, job: &Job, world: &mut World) -> bool {
-        let own = self.seeds.child_at(job.number).seed();
-        world.prompt.clear();
-        job.request.prompt_ids(own, VOCABULARY, &mut world.prompt);
-        let session = SessionId(job.number);
-        self.events.push(Event::Session(SessionOp::Restore {
-            session,
-            tenant: TenantId(0),
-            namespace: Namespace::default(),
-            tokens: world.prompt.as_slice().into(),
-        }));
-        self.events.push(Event::Session(SessionOp::Hold { session, held: true }));
-        self.advance(now, world);
-        self.reserved
-    }
-
-    /// Lets go of KV that was held for a request.
-    pub(crate) fn release(&mut self, now: Time, number: u64, world: &mut World) {
-        self.events.push(Event::Session(SessionOp::Close(SessionId(number))));
-        self.advance(now, world);
-    }
-
-    /// The replica goes down. Its requests, in the order of their numbers, with what they have.
-    pub(crate) fn crash(&mut self, now: Time, world: &mut World) -> Vec<Job> {
-        for state in &self.seqs {
-            let Some(Some(active)) = self.active.get_mut(state.slot as usize) else { continue };
-            active.job.done_tokens += active.left - state.left;
-            active.left = state.left;
-            if state.last != Time::NEVER {
-                active.job.last_token = state.last;
-            }
-        }
-        let mut jobs: Vec<Job> = self.active.drain(..).flatten().map(|a| a.job).collect();
-        jobs.extend(self.backlog.drain(..));
-        jobs.extend(self.inbox.drain(..));
-        jobs.sort_unstable_by_key(|j| j.number);
-        self.close(now, world);
-        self.log(world, now, 1, What::Down);
-        self.driver = Self::driver(&self.spec, self.checked);
-        self.free.clear();
-        self.by_id.clear();
-        self.seqs.clear();
-        self.steps.clear();
-        self.moves.clear();
-        self.events.clear();
-        self.effects = Effects::default();
-        jobs
-    }
-
-    /// The replica comes up, with nothing in its cache.
-    pub(crate) fn restart(&mut self, now: Time, world: &mut World) {
-        if self.up_since.is_none() {
-            self.up_since = Some(now);
-            self.level_since = now;
-            self.driver = Self::driver(&self.spec, self.checked);
-            self.log(world, now, 1, What::Up);
-        }
-    }
-
-    /// Ends the account of a replica: the time that it was up, and its last level.
-    pub(crate) fn close(&mut self, now: Time, world: &mut World) {
-        world.metrics.timeline.level(self.level_since, now, self.level);
-        world.metrics.blocks_ns +=
-            u128::from(self.level.blocks) * u128::from(now.since(self.level_since));
-        self.level_since = now;
-        self.level = Level::default();
-        if let Some(since) = self.up_since.take() {
-            let ns = u128::from(now.since(since));
-            world.metrics.up_ns += ns;
-            world.metrics.idle_uj_e9 += ns * u128::from(self.spec.idle_uw);
-            world.metrics.capacity_ns += ns * self.spec.core.cache.block_count as u128;
-        }
     }
 
     fn log(&mut self, world: &mut World, at: Time, class: u8, what: What) {
