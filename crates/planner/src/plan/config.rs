@@ -291,6 +291,8 @@ pub struct SearchConfig {
     /// How much faster than the closed form says a replica may be before the form rules it out:
     /// prefixes that are shared and computed once make it so.
     pub capacity_margin: f64,
+    /// Whether a queueing estimate of the time between tokens under load rules candidates out.
+    pub queueing_estimate: bool,
     /// Threads that simulate.
     pub threads: usize,
 }
@@ -308,6 +310,7 @@ impl Default for SearchConfig {
             requests: 2000,
             replications: 5,
             capacity_margin: 1.25,
+            queueing_estimate: true,
             threads: 1,
         }
     }
@@ -339,7 +342,10 @@ impl PlanConfig {
     /// # Errors
     /// What is wrong, and where.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
-        let config: Self = toml::from_str(text).map_err(|e| PlanError::Toml(e.to_string()))?;
+        let mut config: Self = toml::from_str(text).map_err(|e| PlanError::Toml(e.to_string()))?;
+        for (i, site) in config.sites.iter_mut().enumerate() {
+            site.look_up().map_err(|e| e.within(&format!("sites[{i}]")))?;
+        }
         config.validate()?;
         Ok(config)
     }

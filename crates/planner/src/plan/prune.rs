@@ -7,6 +7,10 @@
 //! - **Stability**: where more requests come than replicas can serve at the largest batch that KV
 //!   memory and settings allow, the queue grows for ever (the closed form of "Queueing stability with
 //!   KV memory"). A margin covers what the form leaves out.
+//! - **Load**: where the fluid estimate of the steady state ([`LengthMeans::gap_ns`]) has tokens come
+//!   further apart than a goal allows, by the same margin. It is an estimate and no bound: it is not
+//!   asked where few requests must keep the goal, where a replication is too short for a steady state,
+//!   or where the plan says so (`queueing_estimate`).
 
 use dunlin_costmodel::{Phase, SeqShape, StepCost, StepShape};
 use dunlin_sim::queueing::LengthMeans;
@@ -20,6 +24,12 @@ use super::{
 
 /// Requests that the bounds are computed of, at most.
 const SAMPLE: usize = 400;
+
+/// Of requests, the share that must keep a goal for a mean to say anything of it.
+const MANY: f64 = 0.9;
+
+/// Times of a mean answer that a replication spans at least where its state is taken for steady.
+const ANSWERS: f64 = 4.0;
 
 /// Why a candidate is out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -39,6 +49,10 @@ pub struct Pruner<'a> {
     sample: Vec<Request>,
     means: LengthMeans,
     rate_per_s: f64,
+    /// Seconds that a replication spans.
+    span_s: f64,
+    /// Whether the estimate of the time between tokens is asked.
+    estimates: bool,
     /// Whether prompts share what begins alike: then the closed form knows too little.
     shares: bool,
 }
@@ -69,6 +83,8 @@ impl<'a> Pruner<'a> {
             sample: requests.iter().take(SAMPLE).cloned().collect(),
             means: LengthMeans::new(lengths, config.search.block_tokens),
             rate_per_s: rate,
+            span_s,
+            estimates: config.search.queueing_estimate,
             shares: requests.iter().any(|r| r.content != Content::Unique),
         }
     }
@@ -83,6 +99,7 @@ impl<'a> Pruner<'a> {
         self.price(candidate)
             .or_else(|| self.alone(candidate))
             .or_else(|| self.stability(candidate))
+            .or_else(|| self.loaded(candidate))
     }
 
     fn price(&self, candidate: &Candidate) -> Option<Pruned> {
@@ -135,6 +152,25 @@ impl<'a> Pruner<'a> {
         let capacity = self.capacity_per_s(candidate)?;
         let used = self.rate_per_s / capacity / self.margin;
         (used > 1.0).then_some(Pruned { goal: "stability", used })
+    }
+
+    /// Whether tokens come too far apart when replicas have their usual load.
+    fn loaded(&self, candidate: &Candidate) -> Option<Pruned> {
+        let limit = self.goals.tpot_ms?;
+        let unknown = self.shares || candidate.decode.is_some() || self.rate_per_s <= 0.0;
+        if !self.estimates || unknown || self.goals.share() < MANY {
+            return None;
+        }
+        let Group { engine, replicas } = candidate.group;
+        let rate = self.rate_per_s / f64::from(replicas);
+        let (running, step) = (candidate.max_running, candidate.max_step_tokens);
+        let engine = &self.space.engines[engine];
+        let most = self.means.capacity(&*engine.cost, engine.blocks, running, step)?.batch as u32;
+        let gap_ms = self.means.gap_ns(&*engine.cost, rate, most, step)? / 1e6;
+        let answer_s = gap_ms / 1e3 * self.means.mean_output();
+        let used = gap_ms / limit / self.margin;
+        (used > 1.0 && self.span_s > ANSWERS * answer_s)
+            .then_some(Pruned { goal: "tpot_ms under load", used })
     }
 
     /// Requests a second that a candidate with mixed replicas can serve, by the closed form.

@@ -8,6 +8,7 @@
 //!   and facility energy times the water of the electricity (EWIF), as in Li and others, "Making AI
 //!   less thirsty", CACM 2025.
 
+use dunlin_costmodel::{place, places};
 use serde::{Deserialize, Serialize};
 
 use super::PlanError;
@@ -24,9 +25,14 @@ pub struct SiteConfig {
     /// Energy at the meter over that of the machines.
     #[serde(default = "one")]
     pub pue: f64,
-    /// Grams of CO2-equivalent a kWh: one number, or one for each hour of the day.
-    #[serde(default = "nothing")]
+    /// Grams of CO2-equivalent a kWh: one number, or one for each hour of the day. Zero where neither
+    /// this nor `grid` is given.
+    #[serde(default)]
     pub gco2_per_kwh: Vec<f64>,
+    /// The country (ISO 3166-1 alpha-3 or its name) or region of a cloud (`gcp/europe-north1`) whose
+    /// yearly mean `gco2_per_kwh` is, instead of a number.
+    #[serde(default)]
+    pub grid: Option<String>,
     /// Litres that evaporate on site for a kWh of the machines.
     #[serde(default)]
     pub wue_litres_per_kwh: f64,
@@ -54,16 +60,13 @@ const fn one() -> f64 {
     1.0
 }
 
-fn nothing() -> Vec<f64> {
-    vec![0.0]
-}
-
 impl Default for SiteConfig {
     fn default() -> Self {
         Self {
             name: "here".into(),
             pue: 1.0,
-            gco2_per_kwh: nothing(),
+            gco2_per_kwh: vec![0.0],
+            grid: None,
             wue_litres_per_kwh: 0.0,
             grid_litres_per_kwh: 0.0,
             price_per_kwh: 0.0,
@@ -89,6 +92,25 @@ pub struct Footprint {
 }
 
 impl SiteConfig {
+    /// Looks up the intensity where the place is named instead.
+    pub(super) fn look_up(&mut self) -> Result<(), PlanError> {
+        match (&self.grid, self.gco2_per_kwh.as_slice()) {
+            (Some(name), []) => {
+                let Some(found) = place(name) else {
+                    return Err(PlanError::value("grid", unknown(name)));
+                };
+                self.gco2_per_kwh = vec![found.gco2_per_kwh];
+            }
+            (Some(_), _) => {
+                let problem = "give one of `grid` and `gco2_per_kwh`";
+                return Err(PlanError::value("grid", problem));
+            }
+            (None, []) => self.gco2_per_kwh = vec![0.0],
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
     /// Checks every value.
     pub(super) fn validate(&self) -> Result<(), PlanError> {
         let not_negative = [
@@ -143,9 +165,40 @@ impl SiteConfig {
     }
 }
 
+/// What to say of a place that is not in the table, with those that may be meant.
+fn unknown(name: &str) -> String {
+    let lower = name.to_lowercase();
+    let like = places().filter(|p| {
+        let own = p.name.to_lowercase();
+        !lower.is_empty() && (own.contains(&lower) || lower.contains(&own))
+            || p.code.to_lowercase().starts_with(&lower)
+    });
+    let like: Vec<String> = like.take(5).map(|p| format!("{} ({})", p.code, p.name)).collect();
+    let hint = match like.as_slice() {
+        [] => "SWE for Sweden, or gcp/europe-north1".to_string(),
+        like => like.join(", "),
+    };
+    format!("{name:?} is no country's ISO 3166-1 alpha-3 code or name and no region; try {hint}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_grid_may_be_named() {
+        let mut site = SiteConfig { gco2_per_kwh: vec![], ..SiteConfig::default() };
+        site.grid = Some("fra".into());
+        site.look_up().unwrap();
+        assert_eq!(site.mean_intensity(), 56.039);
+        assert!(site.look_up().unwrap_err().to_string().contains("one of"));
+        let bad = SiteConfig { gco2_per_kwh: vec![], grid: Some("FR".into()), ..site.clone() };
+        let error = bad.clone().look_up().unwrap_err().to_string();
+        assert!(error.starts_with("grid") && error.contains("FRA (France)"), "{error}");
+        let mut none = SiteConfig { gco2_per_kwh: vec![], grid: None, ..site };
+        none.look_up().unwrap();
+        assert_eq!(none.mean_intensity(), 0.0);
+    }
 
     #[test]
     fn a_footprint_is_the_product_that_it_is_by_hand() {
