@@ -228,7 +228,12 @@ fn drafts_are_asked_for_by_request_and_by_the_operator() {
     let lookup = Some(Speculate::Only(DrafterKind::Lookup));
     assert_eq!(usage(None).0, 0, "nobody has allowed it");
     let speculate = Speculate::Auto;
-    service.set_speculation(Speculation { speculate, max_draft: 8, draft_model: false });
+    service.set_speculation(Speculation {
+        speculate,
+        max_draft: 8,
+        draft_model: false,
+        store: false,
+    });
     let (drafted, chunks) = usage(None);
     assert!(drafted > 0 && usage(lookup).0 > 0);
     let (none, plain) = usage(Some(Speculate::Off));
