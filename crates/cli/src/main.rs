@@ -41,6 +41,8 @@ fn command_line() -> clap::Command {
 }
 
 fn main() -> ExitCode {
+    // Where it is refused, a model's file that is shortened ends the program without a word.
+    let _ = dunlin_checkpoint::source::explain_bus_errors();
     let args = flags::expand_long_shorts(std::env::args_os());
     let ran = config_file::expand(args, &command_line())
         .and_then(|args| Cli::parse_from(args).command.run());

@@ -30,7 +30,7 @@ use crate::{
     live,
     metrics::Metrics,
     ollama, openai, openapi, ops,
-    service::{Health, ModelInfo, Service, ServiceError},
+    service::{ModelInfo, Service, ServiceError},
     sessions, text, web,
 };
 
@@ -108,10 +108,8 @@ impl App {
     /// Where the engine is not there, the server is about to stop, or all places are taken, or all
     /// that the tenant may have.
     pub(crate) fn admit(&self) -> Result<Permit, ApiError> {
-        match self.service.health() {
-            Health::Loading => return Err(ApiError::unavailable("the model is being loaded")),
-            Health::Dead => return Err(ApiError::unavailable("the engine has stopped")),
-            Health::Ready => {}
+        if let Some(problem) = self.service.health().problem() {
+            return Err(ApiError::unavailable(problem));
         }
         if self.is_draining() {
             return Err(ApiError::unavailable("the server is stopping"));

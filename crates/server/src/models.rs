@@ -54,6 +54,8 @@ pub struct ManyModels {
     begun: AtomicBool,
     /// What models that were let go of had done.
     past: Mutex<Stats>,
+    /// Whether the files of models that are loaded are as they were.
+    whole: Box<dyn Fn() -> bool + Send + Sync>,
     /// Held while room is made and a model is loaded: one at a time.
     loading: Mutex<()>,
 }
@@ -92,8 +94,15 @@ impl ManyModels {
             clock: AtomicU64::new(1),
             begun: AtomicBool::new(false),
             past: Mutex::default(),
+            whole: Box::new(|| true),
             loading: Mutex::new(()),
         }
+    }
+
+    /// Asks this, before each request, whether the files of models that are loaded are as they were.
+    #[must_use]
+    pub fn watching(self, whole: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { whole: Box::new(whole), ..self }
     }
 
     /// Loads the default model.
@@ -197,6 +206,9 @@ impl Service for ManyModels {
     fn health(&self) -> Health {
         if !self.begun.load(Ordering::Relaxed) {
             return Health::Loading;
+        }
+        if !(self.whole)() {
+            return Health::Damaged;
         }
         let dead = self.loaded().any(|service| service.health() == Health::Dead);
         if dead { Health::Dead } else { Health::Ready }

@@ -14,7 +14,6 @@ use crate::{
     app::{App, json},
     error::ApiError,
     openai::types::ErrorBody,
-    service::Health,
 };
 
 /// How the server is.
@@ -68,10 +67,9 @@ pub struct ModelInfoBody {
     (status = 503, description = "It does not", body = ErrorBody),
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    match app.service.health() {
-        Health::Ready => Ok(json(&HealthBody { status: "ok" })),
-        Health::Loading => Err(ApiError::unavailable("the model is being loaded")),
-        Health::Dead => Err(ApiError::unavailable("the engine has stopped")),
+    match app.service.health().problem() {
+        None => Ok(json(&HealthBody { status: "ok" })),
+        Some(problem) => Err(ApiError::unavailable(problem)),
     }
 }
 

@@ -325,6 +325,23 @@ pub enum Health {
     Ready,
     /// The engine stopped and will not come back.
     Dead,
+    /// A model's file was shortened while it was in use: what it held is lost.
+    Damaged,
+}
+
+impl Health {
+    /// Why requests are not served.
+    pub fn problem(self) -> Option<&'static str> {
+        match self {
+            Self::Ready => None,
+            Self::Loading => Some("the model is being loaded"),
+            Self::Dead => Some("the engine has stopped"),
+            Self::Damaged => Some(
+                "a model's file was shortened while it was in use; put it back and start the \
+                 server again",
+            ),
+        }
+    }
 }
 
 /// What the engine holds at one moment, and what it has done since it started.

@@ -9,8 +9,10 @@ use dunlin_testkit::models::skipped;
 use dunlin_testkit::source::{code_only, files, line_with_word};
 use dunlin_testkit::workspace_root;
 
-/// Modules outside the kernels that may hold `unsafe`: those that map memory.
-const MEMORY_MAPPING: [&str; 1] = ["crates/checkpoint/src/source/mapping.rs"];
+/// Modules outside the kernels that may hold `unsafe`: those that map memory, and what explains its
+/// faults.
+const MEMORY_MAPPING: [&str; 2] =
+    ["crates/checkpoint/src/source/mapping.rs", "crates/checkpoint/src/source/watch.rs"];
 
 /// The longest a source file outside tests may be.
 const MAX_LINES: usize = 800;

@@ -1,11 +1,13 @@
-//! Memory-mapped files: the only module of this crate with `unsafe`.
+//! Memory-mapped files.
 //!
 //! Files are mapped read-only and shared, so weights live in the page cache once, whatever number
-//! of processes use them. It does not guard against a file that another process shortens while it
-//! is mapped: touching the lost pages ends the process with `SIGBUS`, as for every mapped file.
+//! of processes use them. A file that another process shortens while it is mapped is lost: touching
+//! its missing pages ends the process, as for every mapped file ([`super::watch`] says why it did).
 //! Writers of shared files must therefore replace them (write beside, then rename), never truncate.
 
-use std::{fs::File, io, ops::Deref, ops::Range, path::Path};
+use std::{fs::File, io, ops::Deref, ops::Range, path::Path, sync::Arc};
+
+use super::watch::Watched;
 
 /// The size of a huge page that a mapping from [`Mapping::open_huge_aligned`] is aligned to.
 #[cfg(target_os = "linux")]
@@ -30,6 +32,8 @@ pub enum Advice {
 #[derive(Debug)]
 pub struct Mapping {
     region: Region,
+    /// None of an empty file, which cannot become shorter.
+    watched: Option<Arc<Watched>>,
 }
 
 #[derive(Debug)]
@@ -50,12 +54,13 @@ impl Mapping {
     pub fn open(path: &Path) -> io::Result<Self> {
         let (file, len) = open_regular(path)?;
         if len == 0 {
-            return Ok(Self { region: Region::Empty });
+            return Ok(Self { region: Region::Empty, watched: None });
         }
         // SAFETY: the map is read-only. Another process that shortens the file makes reads fault
         // (see the module's notes); the contents are only ever interpreted through checked readers.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file)? };
-        Ok(Self { region: Region::Plain(map) })
+        let watched = Some(Watched::new(file, path, map.as_ptr(), len));
+        Ok(Self { region: Region::Plain(map), watched })
     }
 
     /// Maps a regular file at a virtual address that is a multiple of 2 MiB and asks for huge
@@ -69,15 +74,23 @@ impl Mapping {
         {
             let (file, len) = open_regular(path)?;
             if len == 0 {
-                return Ok(Self { region: Region::Empty });
+                return Ok(Self { region: Region::Empty, watched: None });
             }
-            let mapping = Self { region: Region::Aligned(Aligned::map(&file, len)?) };
+            let aligned = Aligned::map(&file, len)?;
+            let watched = Some(Watched::new(file, path, aligned.base, len));
+            let mapping = Self { region: Region::Aligned(aligned), watched };
             // Kernels without file THP answer EINVAL; small pages still work.
             let _ = mapping.advise(Advice::HugePage, 0..len);
             Ok(mapping)
         }
         #[cfg(not(target_os = "linux"))]
         Self::open(path)
+    }
+
+    /// Whether the file is still as long as when it was mapped, or longer. One that was removed, or
+    /// replaced by another of its name, is whole.
+    pub fn is_whole(&self) -> bool {
+        self.watched.as_ref().is_none_or(|watched| watched.is_whole())
     }
 
     /// Tells the system how the bytes of `range` will be used. The range is clipped to the mapping

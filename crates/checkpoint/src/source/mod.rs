@@ -6,8 +6,10 @@
 
 mod huge_pages;
 mod mapping;
+mod watch;
 
 pub use mapping::{Advice, Mapping};
+pub use watch::{all_whole, explain_bus_errors};
 
 use std::ops::Range;
 

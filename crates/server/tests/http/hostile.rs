@@ -308,7 +308,7 @@ fn what_the_engine_refuses() {
         assert_eq!(answer.header("retry-after").is_some(), status != 500);
     }
     *server.fake.refusal.lock().unwrap() = None;
-    for health in [Health::Loading, Health::Dead] {
+    for health in [Health::Loading, Health::Dead, Health::Damaged] {
         *server.fake.health.lock().unwrap() = health;
         refused(&server, CHAT, &body, 503);
     }

@@ -11,7 +11,9 @@ const BODY: &str = r#"{"messages":[{"role":"user","content":"Hi"}]}"#;
 #[test]
 fn health_is_the_engines() {
     let server = Server::new();
-    for (health, status) in [(Health::Loading, 503), (Health::Ready, 200), (Health::Dead, 503)] {
+    for (health, status) in
+        [(Health::Loading, 503), (Health::Ready, 200), (Health::Dead, 503), (Health::Damaged, 503)]
+    {
         *server.fake.health.lock().unwrap() = health;
         assert_eq!(server.get("/health").status, status, "{health:?}");
         assert_eq!(server.get("/ready").status, status, "{health:?}");

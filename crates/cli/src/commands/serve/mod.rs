@@ -186,7 +186,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         keep_free_bytes: args.keep_free_mib << 20,
         free_bytes: Box::new(free_memory),
     };
-    let models = Arc::new(ManyModels::new(entries, limits));
+    let models = ManyModels::new(entries, limits).watching(dunlin_checkpoint::source::all_whole);
+    let models = Arc::new(models);
     let app = Arc::new(App::new(models.clone(), config, Identity::system()));
     // Requests are parsed and written by the workers. Those that block tokenize, and then wait for
     // the step under way to end, all at once. The engine has threads of its own.
