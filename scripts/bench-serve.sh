@@ -2,8 +2,11 @@
 # Our server beside llama.cpp's on one model, under the same client:
 #
 #     scripts/bench-serve.sh MODEL RESULTS [ROW...]       rows: clients16 shared32 cached4000
+#                                                               overhead16 memory idle1000
 #
-# writes one JSON file for each run into the folder RESULTS and prints a line for each. LLAMA_SERVER is
+# writes one JSON file for each run into the folder RESULTS and prints a line for each. The rows of the
+# second line are of our server alone: what HTTP and scheduling take between steps, memory after 1,000
+# and after 10,000 requests, and 1,000 open streams on which nothing happens. LLAMA_SERVER is
 # llama.cpp's llama-server; without it only ours is measured. DUNLIN is the binary (default: the release
 # build), THREADS how many both use (default 2), WRAP a command that each run is started through. The
 # machine must be idle.
@@ -38,8 +41,22 @@ if [ "${BENCH_SERVE_RUN:-}" ]; then
   busy() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
   before=$(busy)
   spent=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
-  timeout "${LIMIT:-600}" "$DUNLIN" bench serve --url "http://127.0.0.1:$port" --json "$@" \
-    > "$results/$row-$server.json" 2> "$results/$row-$server.txt"
+  case $row in
+    idle*) "$here/idle-streams.py" "http://127.0.0.1:$port" "$@" > "$results/$row-$server.json"; exit ;;
+  esac
+  bench() { # NAME ARGUMENTS...
+    local name=$1
+    shift
+    timeout "${LIMIT:-600}" "$DUNLIN" bench serve --url "http://127.0.0.1:$port" --json "$@" \
+      > "$results/$name.json" 2> "$results/$name.txt"
+  }
+  case $row in
+    memory)
+      bench "$row-1000-$server" "$@" --requests 1000
+      bench "$row-10000-$server" "$@" --requests 9000 --seed 2
+      exit ;;
+  esac
+  bench "$row-$server" "$@"
   # What others did meanwhile, in percent of what all did: a run with more than a few is no figure.
   spent=$(( $(awk '{ print $14 + $15 }' "/proc/$pid/stat") - spent ))
   times | tail -1 | awk -v all="$(( $(busy) - before ))" -v server="$spent" -F '[ms ]+' \
@@ -70,6 +87,31 @@ P
   done
 }
 
+measure_ours() { # ROW SLOTS CONTEXT ARGUMENTS...
+  local row=$1 slots=$2 context=$3
+  shift 3
+  BENCH_SERVE_RUN="ours $row $slots $context" ${WRAP:-} "$0" "$model" "$results" "$@"
+  python3 - "$results" "$row" <<'P'
+import json, sys
+read = lambda name: json.load(open(f"{sys.argv[1]}/{name}-ours.json"))
+row = sys.argv[2]
+if row == "memory":
+    few, many = (read(f"memory-{n}")["server"]["resident_mib_after"] for n in (1000, 10000))
+    print(f"memory      {few:.1f} MiB after 1,000 requests, {many:.1f} after 10,000: "
+          f"{100 * (many / few - 1):+.2f}%")
+elif row.startswith("idle"):
+    r = read(row)
+    print(f"{row:<11} {r['streams']} streams: {r['held_mb']:.1f} MB more, {r['cpu_seconds']:.2f} s of "
+          f"processor time in {r['seconds']:.1f} s")
+else:
+    r = read(row)
+    s = r["server"]
+    print(f"{row:<11} {r['output_tokens_per_s']:.1f} output tokens/s  {s['steps']} steps of "
+          f"{s['step_ms']:.2f} ms and {s['tokens_per_step']:.1f} tokens; between them "
+          f"{100 * s['between_steps']:.1f}% of their time  failed {r['failed']} of {r['requests']}")
+P
+}
+
 for row in "${@:-clients16 shared32 cached4000}"; do
   for row in $row; do
     case $row in
@@ -79,6 +121,13 @@ for row in "${@:-clients16 shared32 cached4000}"; do
       shared32)
         measure "$row" 32 1280 --clients 32 --requests 64 --shared-prefix-tokens 1000 \
           --prompt-tokens 16 --output-tokens 64 --warm-up 64 ;;
+      overhead16)
+        measure_ours "$row" 16 512 --clients 16 --requests 64 --prompt-tokens 2 \
+          --output-tokens 128 --warm-up 16 ;;
+      memory)
+        measure_ours "$row" 16 512 --clients 16 --prompt-tokens 8 --output-tokens 4 --warm-up 16 ;;
+      idle1000)
+        measure_ours "$row" 16 512 1000 10 ;;
       cached4000)
         measure "$row" 1 4608 --clients 1 --requests 10 --shared-prefix-tokens 3999 \
           --prompt-tokens 1 --output-tokens 4 --warm-up 2 ;;

@@ -29,6 +29,7 @@ mod ollama;
 mod openai;
 mod openapi;
 mod ops;
+mod process;
 mod reply;
 mod serve;
 pub mod service;

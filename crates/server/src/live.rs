@@ -21,6 +21,7 @@ use crate::{
     app::{App, json},
     error::ApiError,
     openai::types::ErrorBody,
+    process::Process,
     service::Usage,
 };
 
@@ -145,6 +146,10 @@ pub struct LiveBody {
     joules: f64,
     /// Where joules come from.
     joules_source: &'static str,
+    /// Memory of the process in RAM, mapped files included; null where the system does not tell.
+    resident_bytes: Option<u64>,
+    /// Processor time of the process since it began; null where the system does not tell.
+    cpu_seconds: Option<f64>,
     /// Tokens of the prompts of requests that ended within the last minute.
     recent_prompt_tokens: usize,
     /// Of those, the ones whose KV was there already.
@@ -170,6 +175,7 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiErr
         let mut recent = live.recent();
         (recent.ttft_ms.values(now), recent.tpot_ms.values(now), recent.prompts.values(now))
     };
+    let process = Process::now();
     Ok(json(&LiveBody {
         time_s: now.duration_since(live.started).as_secs_f64(),
         model: model.id,
@@ -183,6 +189,8 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Result<Response, ApiErr
         step_seconds: stats.step_ns as f64 / 1e9,
         joules: stats.microjoules as f64 / 1e6,
         joules_source: stats.energy_source,
+        resident_bytes: process.map(|process| process.resident_bytes),
+        cpu_seconds: process.map(|process| process.cpu_seconds),
         recent_prompt_tokens: prompts.iter().map(|p| p.0).sum(),
         recent_cached_tokens: prompts.iter().map(|p| p.1).sum(),
         ttft: Percentiles::of(ttft),

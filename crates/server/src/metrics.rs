@@ -20,6 +20,7 @@ use prometheus_client::{
 
 use crate::{
     live::Live,
+    process::Process,
     service::{Finish, ModelInfo, Stats, Usage},
 };
 
@@ -94,6 +95,9 @@ pub(crate) struct Metrics {
     computed_tokens: Counter,
     step_seconds: Seconds,
     energy: Family<Energy, Seconds>,
+    resident: Gauge,
+    cpu_seconds: Seconds,
+    open_files: Gauge,
     /// What the live view shows.
     pub live: Live,
 }
@@ -140,6 +144,9 @@ impl Metrics {
             computed_tokens: Counter::default(),
             step_seconds: Seconds::default(),
             energy: Family::default(),
+            resident: Gauge::default(),
+            cpu_seconds: Seconds::default(),
+            open_files: Gauge::default(),
             live: Live::new(),
         };
         let mut registry = Registry::default();
@@ -195,6 +202,9 @@ impl Metrics {
         add("dunlin:computed_tokens", "Token positions computed", &m.computed_tokens);
         add("dunlin:step_seconds", "Time spent in steps", &m.step_seconds);
         add("dunlin:energy_joules", "Energy of all steps, by where it comes from", &m.energy);
+        add("process_resident_memory_bytes", "Memory of the process in RAM", &m.resident);
+        add("process_cpu_seconds", "Processor time of the process", &m.cpu_seconds);
+        add("process_open_fds", "Files and connections that are open", &m.open_files);
         metrics.registry.lock().map(|mut r| *r = registry).ok();
         metrics
     }
@@ -282,6 +292,11 @@ impl Metrics {
             let source = stats.energy_source.split(':').next().unwrap_or_default();
             let joules = self.energy.get_or_create(&Energy { source });
             joules.inner().store((stats.microjoules as f64 / 1e6).to_bits(), Ordering::Relaxed);
+        }
+        if let Some(process) = Process::now() {
+            self.resident.set(process.resident_bytes.cast_signed());
+            self.cpu_seconds.inner().store(process.cpu_seconds.to_bits(), Ordering::Relaxed);
+            self.open_files.set(process.open_files.cast_signed());
         }
         let mut out = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

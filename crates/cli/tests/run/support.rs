@@ -49,8 +49,13 @@ impl Dunlin {
 
     /// Whether anything was packed.
     pub fn has_packs(&self) -> bool {
+        !self.packs().is_empty()
+    }
+
+    /// The packs that were made.
+    pub fn packs(&self) -> Vec<PathBuf> {
         let packs = std::fs::read_dir(self.cache.join("dunlin").join("packs"));
-        packs.is_ok_and(|mut entries| entries.next().is_some())
+        packs.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
     }
 
     /// A command with nothing of the user's environment in it.

@@ -2,6 +2,7 @@
 //! where this machine has it.
 
 mod bench;
+mod faults;
 
 #[path = "../run/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `dunlin run`")]

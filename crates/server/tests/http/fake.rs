@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -40,6 +40,8 @@ pub struct Fake {
     pub calls: Mutex<Vec<(String, SessionCall)>>,
     /// Requests that are under way.
     pub live: Arc<AtomicUsize>,
+    /// Answers that do not end by themselves.
+    held: Arc<Mutex<Vec<mpsc::Sender<Chunk>>>>,
 }
 
 impl Fake {
@@ -53,6 +55,7 @@ impl Fake {
             seen: Mutex::new(Vec::new()),
             calls: Mutex::default(),
             live: Arc::default(),
+            held: Arc::default(),
         }
     }
 
@@ -192,21 +195,21 @@ impl Service for Fake {
         if self.seen.lock().unwrap().last().is_some_and(|request| request.hidden) {
             script = vec![Chunk::Hidden(vec![3.0, 0.0, -4.0]), end(Finish::Length), usage(7, 0, 1)];
         }
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let flag = cancelled.clone();
-        let cancel = OnDrop::new(move || flag.store(true, Ordering::SeqCst));
         let (holds, live) = (*self.holds.lock().unwrap(), self.live.clone());
         live.fetch_add(1, Ordering::SeqCst);
+        let (left, held) = (live.clone(), self.held.clone());
+        let cancel = OnDrop::new(move || {
+            if holds {
+                left.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
         std::thread::spawn(move || {
-            for chunk in script {
-                if sender.blocking_send(chunk).is_err() {
-                    break;
-                }
+            let _ = script.into_iter().try_for_each(|chunk| sender.blocking_send(chunk));
+            if holds {
+                held.lock().unwrap().push(sender);
+            } else {
+                live.fetch_sub(1, Ordering::SeqCst);
             }
-            while holds && !cancelled.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            live.fetch_sub(1, Ordering::SeqCst);
         });
         Ok(Generation { prompt_tokens: 7, chunks, cancel })
     }

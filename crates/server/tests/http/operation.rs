@@ -27,6 +27,7 @@ fn metrics_have_the_names_that_routers_read() {
         server.post(CHAT, BODY);
     }
     server.get("/nothing/at/all");
+    server.fake.wait_for_live(0);
     let answer = server.get("/metrics");
     let content_type = answer.header("content-type").unwrap();
     assert!(content_type.starts_with("application/openmetrics-text"), "{content_type}");
@@ -54,6 +55,8 @@ fn metrics_have_the_names_that_routers_read() {
         "dunlin:computed_tokens_total 60",
         "dunlin:step_seconds_total 1.5",
         "dunlin:energy_joules_total{source=\"model\"} 2.5",
+        "# TYPE process_resident_memory_bytes gauge",
+        "# TYPE process_cpu_seconds counter",
         "# EOF",
     ] {
         assert!(answer.text().lines().any(|l| l == line), "{line}\nis not in\n{}", answer.text());

@@ -197,6 +197,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the server's threads")?;
+    // Where it is refused, connections beyond the limit wait to be accepted.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     let ended = runtime.block_on(async {
         let address = SocketAddr::new(args.host, args.port);

@@ -234,7 +234,11 @@ impl Client {
         &self.url
     }
 
-    fn get(&self, path: &str) -> anyhow::Result<Value> {
+    /// What the server says at a path.
+    ///
+    /// # Errors
+    /// No answer, or one that is no success or no JSON.
+    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url);
         let mut request = self.agent.get(&url);
         if let Some(key) = &self.key {

@@ -7,6 +7,7 @@ mod client;
 mod drive;
 mod plan;
 mod report;
+mod server_side;
 mod sse;
 mod verify;
 
@@ -19,6 +20,7 @@ use client::{Client, Endpoint, Settings};
 use drive::Run;
 use plan::{Counts, Generated, Prompts};
 use report::{Report, Setting, Slo};
+use server_side::{Moment, ServerSide};
 use verify::How;
 
 /// How long an open loop sends where nothing else ends it, in seconds.
@@ -177,7 +179,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let prompts = Arc::new(prompts);
     let warmed = warm_up(&args, &client, &prompts)?;
+    let before = Moment::of(&client);
     let run = drive(&args, &client, prompts)?;
+    let after = before.and_then(|_| Moment::of(&client));
     let slo =
         Slo { ttft_ms: args.slo_ttft_ms, tpot_ms: args.slo_tpot_ms, e2e_ms: args.slo_e2e_ms };
     let setting = Setting {
@@ -200,6 +204,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         version: env!("CARGO_PKG_VERSION"),
     };
     let mut report = Report::new(setting, &run, slo);
+    report.server =
+        before.zip(after).and_then(|(before, after)| ServerSide::between(&before, &after));
     if args.model.model.is_some() {
         let how = How {
             endpoint: args.endpoint,

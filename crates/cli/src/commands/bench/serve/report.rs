@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use super::{client::ms, drive::Run, verify::Verified};
+use super::{client::ms, drive::Run, server_side::ServerSide, verify::Verified};
 
 /// A request that left later than this after it was due is late.
 const LATE: Duration = Duration::from_millis(10);
@@ -127,6 +127,9 @@ pub struct Report {
     pub late: Late,
     /// The most requests under way at once.
     pub peak_concurrency: usize,
+    /// What the server says of itself, where it is one of ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerSide>,
     /// Beside the engine's own answers, where a model was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<Verified>,
@@ -200,6 +203,7 @@ impl Report {
             },
             peak_concurrency: run.peak,
             verified: None,
+            server: None,
             tokens,
             setting,
         }
@@ -254,6 +258,9 @@ impl Report {
         }
         for example in &self.error_examples {
             text += &format!("  {example}\n");
+        }
+        if let Some(server) = &self.server {
+            text += &format!("{server}\n");
         }
         if let Some(verified) = &self.verified {
             text += &format!("{verified}\n");
