@@ -49,6 +49,11 @@ pub async fn serve(
         // The least that hyper takes is 8 KiB.
         .max_buf_size(app.config.max_header_bytes.max(8 << 10))
         .keep_alive(true);
+    // Ends with this function.
+    let mut fresh = JoinSet::new();
+    if let Some(tls) = app.config.tls.clone() {
+        fresh.spawn(tls.keep_fresh());
+    }
     tokio::pin!(stop);
     loop {
         // Finished ones are let go of as others come.
