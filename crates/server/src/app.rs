@@ -184,6 +184,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/chat", post(ollama::chat::chat))
         .route("/api/generate", post(ollama::generate::generate))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/show", post(ollama::models::show))
         .route("/api/ps", get(ollama::models::ps))

@@ -19,6 +19,7 @@ mod body;
 mod config;
 mod connection;
 pub mod constraint;
+mod embed;
 pub mod engine;
 mod error;
 mod identity;

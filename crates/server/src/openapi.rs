@@ -22,6 +22,8 @@ use crate::{anthropic, app::json, live, ollama, openai, ops, sessions, text};
         anthropic::count_tokens,
         ollama::chat::chat,
         ollama::generate::generate,
+        ollama::embed::embed,
+        ollama::embed::embeddings,
         ollama::models::tags,
         ollama::models::show,
         ollama::models::ps,

@@ -1,7 +1,4 @@
-//! `POST /v1/embeddings`: the model's final hidden state at a text's last token, as a unit vector.
-//!
-//! That is what models trained for embeddings with last-token pooling want. Of a model trained for
-//! chats it is a rough likeness of meaning and no more.
+//! `POST /v1/embeddings`.
 
 use std::sync::Arc;
 
@@ -17,14 +14,10 @@ use utoipa::ToSchema;
 use super::types::ErrorBody;
 use crate::{
     app::{App, json},
+    embed,
     error::ApiError,
-    service::{Chunk, Finish, Generate, Generation, Input},
+    service::Input,
 };
-
-/// The most texts of a request, as OpenAI has it.
-const MAX_INPUTS: usize = 2048;
-/// Texts handed to the engine at once.
-const AT_ONCE: usize = 32;
 
 /// What is to be embedded: a text or the ids of its tokens, or several of either.
 #[derive(Debug, Clone, PartialEq, ToSchema)]
@@ -59,7 +52,8 @@ impl<'de> Deserialize<'de> for EmbeddingInput {
 }
 
 impl EmbeddingInput {
-    fn into_inputs(self) -> Vec<Input> {
+    /// One input for each text.
+    pub fn into_inputs(self) -> Vec<Input> {
         match self {
             Self::Text(text) => vec![Input::Text(text)],
             Self::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
@@ -156,86 +150,20 @@ pub(crate) async fn create(
     let request: EmbeddingsRequest = app.read(request).await?;
     let model = app.model(request.model.as_deref())?;
     let inputs = request.input.into_inputs();
-    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
-        return Err(ApiError::field("input", format!("it must have 1 to {MAX_INPUTS} texts")));
-    }
-    let empty = |input: &Input| match input {
-        Input::Text(text) => text.is_empty(),
-        Input::Tokens(tokens) => tokens.is_empty(),
-        Input::Chat(_) => false,
+    let (vectors, prompt_tokens) = embed::embed(&app, &model, inputs, request.dimensions).await?;
+    let numbers = |vector: Vec<f32>| match request.encoding_format.unwrap_or_default() {
+        EncodingFormat::Float => Numbers::Floats(vector),
+        EncodingFormat::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Numbers::Base64(BASE64_STANDARD.encode(bytes))
+        }
     };
-    if inputs.iter().any(empty) {
-        return Err(ApiError::field("input", "a text is empty"));
-    }
-    if request.dimensions == Some(0) {
-        return Err(ApiError::field("dimensions", "it must be 1 or more"));
-    }
-    let _place = app.admit()?;
-    let (mut data, mut prompt_tokens) = (Vec::with_capacity(inputs.len()), 0);
-    let mut inputs = inputs.into_iter();
-    loop {
-        let some: Vec<Input> = inputs.by_ref().take(AT_ONCE).collect();
-        if some.is_empty() {
-            break;
-        }
-        let (id, tenant) = (model.id.clone(), app.tenant());
-        let generations = app.call(move |service| {
-            let ask = |input| {
-                let request = Generate { tenant, ..Generate::hidden(id.clone(), input) };
-                service.generate(request)
-            };
-            some.into_iter().map(ask).collect::<Result<Vec<_>, _>>()
-        });
-        for generation in generations.await? {
-            prompt_tokens += generation.prompt_tokens;
-            let mut vector = hidden_state(generation).await?;
-            if let Some(dimensions) = request.dimensions {
-                if dimensions as usize > vector.len() {
-                    let problem = format!("the model has {}", vector.len());
-                    return Err(ApiError::field("dimensions", problem));
-                }
-                vector.truncate(dimensions as usize);
-            }
-            normalize(&mut vector);
-            let embedding = match request.encoding_format.unwrap_or_default() {
-                EncodingFormat::Float => Numbers::Floats(vector),
-                EncodingFormat::Base64 => {
-                    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-                    Numbers::Base64(BASE64_STANDARD.encode(bytes))
-                }
-            };
-            data.push(Embedding { object: "embedding", index: data.len(), embedding });
-        }
-    }
+    let data = vectors.into_iter().enumerate();
+    let data = data.map(|(index, vector)| Embedding {
+        object: "embedding",
+        index,
+        embedding: numbers(vector),
+    });
     let usage = EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens };
-    Ok(json(&Embeddings { object: "list", data, model: model.id, usage }))
-}
-
-/// Waits for the state that a request was for.
-async fn hidden_state(mut generation: Generation) -> Result<Vec<f32>, ApiError> {
-    let mut state = None;
-    while let Some(chunk) = generation.chunks.recv().await {
-        match chunk {
-            Chunk::Hidden(hidden) => state = Some(hidden),
-            Chunk::End { finish: Finish::Failed(message) | Finish::Stuck(message), .. } => {
-                return Err(ApiError::failed(message));
-            }
-            Chunk::Done(_) => {
-                return state.ok_or_else(|| ApiError::failed("the backend has no hidden states"));
-            }
-            Chunk::Token { .. } | Chunk::End { .. } => {}
-        }
-    }
-    Err(ApiError::unavailable("the engine has stopped"))
-}
-
-/// Gives a vector the length 1. A vector of zeros keeps its length.
-fn normalize(vector: &mut [f32]) {
-    // In one order, so that equal texts have equal bits.
-    let length = vector.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
-    if length > 0.0 {
-        for x in vector {
-            *x = (f64::from(*x) / length) as f32;
-        }
-    }
+    Ok(json(&Embeddings { object: "list", data: data.collect(), model: model.id, usage }))
 }

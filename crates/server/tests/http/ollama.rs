@@ -144,6 +144,33 @@ fn models() {
     assert_eq!(version, json!({"version": env!("CARGO_PKG_VERSION")}));
 }
 
+/// The scripted engine's hidden state is (3, 0, -4).
+#[test]
+fn embeddings() {
+    let server = Server::new();
+    let answer = server.post("/api/embed", r#"{"model":"tiny:latest","input":["a","b"]}"#);
+    let expected = r#"{"model":"tiny:latest","embeddings":[[0.6,0.0,-0.8],[0.6,0.0,-0.8]],"total_duration":0,"load_duration":0,"prompt_eval_count":14}"#;
+    assert_eq!(without_total(answer.text()), expected);
+    let body = r#"{"model":"tiny","input":"a","dimensions":1,"truncate":false,"keep_alive":"5m"}"#;
+    assert_eq!(server.post("/api/embed", body).json()["embeddings"], json!([[1.0]]));
+    let answer = server.post("/api/embeddings", r#"{"model":"tiny","prompt":"a"}"#);
+    assert_eq!(answer.text(), r#"{"embedding":[0.6,0.0,-0.8]}"#);
+    assert!(server.fake.seen.lock().unwrap().iter().all(|asked| asked.hidden));
+    for (path, body, error) in [
+        ("/api/embed", r#"{"model":"tiny","input":["a",""]}"#, "input: a text is empty"),
+        ("/api/embed", r#"{"model":"tiny"}"#, "input: it is missing"),
+        (
+            "/api/embed",
+            r#"{"model":"tiny","input":"a","truncate":true}"#,
+            "truncate: this server does not support it",
+        ),
+        ("/api/embeddings", r#"{"model":"tiny","prompt":""}"#, "prompt: the text is empty"),
+    ] {
+        let answer = server.post(path, body);
+        assert_eq!((answer.status, answer.json()), (400, json!({"error": error})), "{body}");
+    }
+}
+
 #[test]
 fn errors_have_ollamas_shape() {
     let server = Server::new();

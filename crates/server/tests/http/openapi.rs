@@ -86,7 +86,7 @@ fn every_described_path_is_served() {
     let server = Server::new();
     let api = api(&server);
     let paths = api["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 36);
+    assert_eq!(paths.len(), 38);
     for (path, methods) in paths {
         let path = path.replace("{id}", "tiny");
         for method in methods.as_object().unwrap().keys() {
@@ -156,6 +156,9 @@ fn answers_are_what_is_described() {
         ),
         ("post", "/api/chat", json!({}), 400),
         ("post", "/api/generate", json!({"model": "tiny", "prompt": "a", "stream": false}), 200),
+        ("post", "/api/embed", json!({"model": "tiny", "input": ["a", "b"]}), 200),
+        ("post", "/api/embed", json!({"model": "tiny"}), 400),
+        ("post", "/api/embeddings", json!({"model": "tiny", "prompt": "a"}), 200),
         ("get", "/api/tags", Value::Null, 200),
         ("post", "/api/show", json!({"model": "tiny"}), 200),
         ("get", "/api/ps", Value::Null, 200),
