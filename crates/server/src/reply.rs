@@ -17,7 +17,7 @@ use crate::{
     service::{
         Chunk, Finish, Generate, Generation, OnDrop, Service, ServiceError, TokenLogprobs, Usage,
     },
-    tools::{Forced, Part, ToolCall, ToolFormat, ToolParser},
+    tools::{Part, ToolCall, ToolChoice, ToolFormat, ToolParser},
 };
 
 /// The tools that an answer may call.
@@ -27,21 +27,21 @@ pub struct Tools {
     pub format: ToolFormat,
     /// The tools' names.
     pub names: Vec<String>,
-    /// What the answer must be, where it must call.
+    /// What the answer must be.
     pub constraint: Option<Constraint>,
 }
 
 impl Tools {
-    /// Tools that are described as OpenAI does it, and the calls that must be made.
+    /// Tools that are described as OpenAI does it, whether they are called, and the form that a text
+    /// is to have.
     pub fn new(
         format: ToolFormat,
         names: Vec<String>,
-        forced: Option<Forced>,
+        choice: ToolChoice,
         described: &[Value],
+        form: Option<Constraint>,
     ) -> Self {
-        let constraint = forced
-            .map(|forced| Constraint { source: forced.grammar(format, described), field: "tools" });
-        Self { format, names, constraint }
+        Self { format, names, constraint: choice.constraint(format, described, form) }
     }
 }
 

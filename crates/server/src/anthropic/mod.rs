@@ -18,7 +18,7 @@ pub(crate) use types::{
 
 use crate::{
     app::{App, json},
-    constraint::Fields,
+    constraint::{Constraint, Fields},
     error::{ApiError, Protocol},
     openai::{
         chat::{one_of, tool_format},
@@ -27,7 +27,7 @@ use crate::{
     reply::{Piece, Reply, Tools, WholeChoice, whole},
     service::{Chat, Finish, Generate, Input, ModelInfo, Usage},
     stream::{Encoder, push_event, respond},
-    tools::Forced,
+    tools::{Forced, ToolChoice},
 };
 use types::{BlockDelta, MessageEnd, StreamEvent};
 
@@ -90,6 +90,7 @@ pub(crate) async fn count_tokens(
         request.tools.as_deref(),
         request.tool_choice.as_ref(),
         &model,
+        None,
     )?;
     let tokens = app.call(move |s| s.encode(&model.id, &Input::Chat(chat))).await?;
     Ok(json(&TokenCount { input_tokens: tokens.len() }))
@@ -102,6 +103,7 @@ fn conversation(
     tools: Option<&[AnthropicTool]>,
     tool_choice: Option<&Value>,
     model: &ModelInfo,
+    form: Option<Constraint>,
 ) -> Result<(Chat, Option<Tools>), ApiError> {
     let (messages, ending) = messages::messages(system, given)?;
     let mut chat = Chat { messages, ending, ..Chat::default() };
@@ -110,17 +112,17 @@ fn conversation(
     let names: Vec<String> = given.iter().map(|tool| tool.name.clone()).collect();
     let single = tool_choice.and_then(|c| c.get("disable_parallel_tool_use"));
     let several = single != Some(&Value::Bool(true));
-    let forced = match (choice, tool_choice.is_some_and(|c| !c.is_null())) {
+    let choice = match (choice, tool_choice.is_some_and(|c| !c.is_null())) {
         (Some("none"), _) => return Ok((chat, None)),
         (Some("auto"), _) | (None, false) if given.is_empty() => return Ok((chat, None)),
-        (Some("auto"), _) | (None, false) => None,
+        (Some("auto"), _) | (None, false) => ToolChoice::May { several },
         (Some("any" | "tool"), _) if given.is_empty() => {
             return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-        (Some("any"), _) => Some(Forced { only: None, several }),
+        (Some("any"), _) => ToolChoice::Must(Forced { only: None, several }),
         (Some("tool"), _) => {
             let name = tool_choice.and_then(|c| c.get("name")).and_then(Value::as_str);
-            Some(one_of(&names, name, "tool_choice.name")?)
+            ToolChoice::Must(one_of(&names, name, "tool_choice.name")?)
         }
         _ => {
             let problem = "it must be auto, any, tool or none";
@@ -129,7 +131,7 @@ fn conversation(
     };
     let format = tool_format(model, "tools")?;
     chat.tools = messages::tools(given)?;
-    let tools = Tools::new(format, names, forced, &chat.tools);
+    let tools = Tools::new(format, names, choice, &chat.tools, form);
     Ok((chat, Some(tools)))
 }
 
@@ -147,7 +149,7 @@ fn plan(
     let format = request.output_config.as_ref().and_then(|config| config.get("format"));
     let mut fields = Fields::default();
     fields.format(format, "output_config.format", "output_config.format.schema")?;
-    let constraint = fields.into_constraint();
+    let form = fields.into_constraint();
     refuse(&[
         ("thinking", request.thinking.as_ref(), &harmless),
         ("container", request.container.as_ref(), &[]),
@@ -163,13 +165,10 @@ fn plan(
         request.tools.as_deref(),
         request.tool_choice.as_ref(),
         model,
+        form.clone(),
     )?;
-    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
-        let problem = "it cannot be combined with tools; tool_choice can be none";
-        return Err(ApiError::field(constraint.field, problem));
-    }
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
-    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
+    generate.constraint = tools.as_ref().map_or(form, |tools| tools.constraint.clone());
     generate.max_tokens = Some(request.max_tokens as usize);
     let stops = request.stop_sequences.unwrap_or_default();
     generate.stop_strings = checked_stops(stops, "stop_sequences")?;

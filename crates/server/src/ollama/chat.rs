@@ -18,7 +18,7 @@ use crate::{
     reply::{Piece, Reply, Tools, whole},
     service::{Chat, ChatEnding, Finish, Generate, Input, ModelInfo, Usage},
     stream::{Encoder, push_json, respond},
-    tools::ToolCall,
+    tools::{ToolCall, ToolChoice},
 };
 
 /// A conversation to be answered.
@@ -154,11 +154,12 @@ fn plan(
     let names = tool_names(&described)?;
     let tools = match names.is_empty() {
         true => None,
-        false => Some(Tools::new(tool_format(model, "tools")?, names, None, &described)),
+        false => {
+            let (choice, form) = (ToolChoice::May { several: true }, constraint.clone());
+            let format = tool_format(model, "tools")?;
+            Some(Tools::new(format, names, choice, &described, form))
+        }
     };
-    if constraint.is_some() && tools.is_some() {
-        return Err(ApiError::field("format", "it cannot be combined with tools"));
-    }
     let messages = request.messages.into_iter().enumerate();
     let messages: Vec<Value> = messages.map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
     let last = messages.last().unwrap_or(&Value::Null);
@@ -170,7 +171,7 @@ fn plan(
         ending: if continues { ChatEnding::Continue } else { ChatEnding::Generation },
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
-    generate.constraint = constraint;
+    generate.constraint = tools.as_ref().map_or(constraint, |tools| tools.constraint.clone());
     request.options.unwrap_or_default().apply(&mut generate, model, app)?;
     Ok((generate, tools))
 }

@@ -17,11 +17,12 @@ use super::{
 };
 use crate::{
     app::{App, json},
+    constraint::Constraint,
     error::{ApiError, Protocol},
     reply::{Piece, Reply, Tools, WholeChoice, whole},
     service::{Chat, ChatEnding, Generate, Input, ModelInfo},
     stream::{Encoder, push_data, respond},
-    tools::{Forced, ToolCall, ToolFormat},
+    tools::{Forced, ToolCall, ToolChoice, ToolFormat},
 };
 
 request! {
@@ -307,12 +308,8 @@ fn plan(
         (Some(false), _) => ChatEnding::Closed,
         _ => ChatEnding::Generation,
     };
-    let constraint = request.constraint()?;
-    let (tools, described) = tools(&request, model)?;
-    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
-        let problem = "it cannot be combined with tools; tool_choice can be none";
-        return Err(ApiError::field(constraint.field, problem));
-    }
+    let form = request.constraint()?;
+    let (tools, described) = tools(&request, model, form.clone())?;
     let chat = Chat {
         messages: messages(&request.messages)?,
         tools: described,
@@ -321,7 +318,7 @@ fn plan(
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
     generate.logprobs = logprobs.map(|top| top as usize);
-    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
+    generate.constraint = tools.as_ref().map_or(form, |tools| tools.constraint.clone());
     request.shared().apply(&mut generate, &app.identity, model.vocab_size)?;
     Ok((generate, tools))
 }
@@ -330,22 +327,23 @@ fn plan(
 fn tools(
     request: &ChatRequest,
     model: &ModelInfo,
+    form: Option<Constraint>,
 ) -> Result<(Option<Tools>, Vec<Value>), ApiError> {
     let given = request.tools.as_deref().unwrap_or_default();
     let names = tool_names(given)?;
     let choice = request.tool_choice.as_ref().filter(|choice| !choice.is_null());
     let several = request.parallel_tool_calls != Some(false);
-    let forced = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
+    let choice = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
         Some("none") => return Ok((None, Vec::new())),
         None if given.is_empty() => return Ok((None, Vec::new())),
         Some(_) if given.is_empty() => {
             return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-        None | Some("auto") => None,
-        Some("required") => Some(Forced { only: None, several }),
+        None | Some("auto") => ToolChoice::May { several },
+        Some("required") => ToolChoice::Must(Forced { only: None, several }),
         Some("one") => {
             let name = choice.and_then(|c| c.get("function")?.get("name")?.as_str());
-            Some(one_of(&names, name, "tool_choice.function.name")?)
+            ToolChoice::Must(one_of(&names, name, "tool_choice.function.name")?)
         }
         Some(_) => {
             let problem = "it must be auto, none, required or a function";
@@ -353,7 +351,7 @@ fn tools(
         }
     };
     let format = tool_format(model, "tools")?;
-    Ok((Some(Tools::new(format, names, forced, given)), given.to_vec()))
+    Ok((Some(Tools::new(format, names, choice, given, form)), given.to_vec()))
 }
 
 /// A call of the tool of this name, which must be there.

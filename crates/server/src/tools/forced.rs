@@ -5,6 +5,7 @@ use dunlin_tokenizer::grammar::GrammarSource;
 use serde_json::{Value, json};
 
 use super::ToolFormat;
+use crate::constraint::Constraint;
 
 /// The most calls of an answer that may have several: a small model would go on for ever.
 const MOST_CALLS: usize = 8;
@@ -16,6 +17,40 @@ pub struct Forced {
     pub only: Option<String>,
     /// Whether there may be more than one call.
     pub several: bool,
+}
+
+/// Whether an answer calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// If the model likes to.
+    May {
+        /// Whether there may be more than one call where the text has a form.
+        several: bool,
+    },
+    /// It must.
+    Must(Forced),
+}
+
+impl ToolChoice {
+    /// What the answer must be: calls where it must call; calls or a text of the form where the text
+    /// is to have one.
+    pub fn constraint(
+        self,
+        format: ToolFormat,
+        tools: &[Value],
+        form: Option<Constraint>,
+    ) -> Option<Constraint> {
+        match (self, form) {
+            (Self::Must(forced), _) => {
+                Some(Constraint { source: forced.grammar(format, tools), field: "tools" })
+            }
+            (Self::May { several }, Some(Constraint { source, field })) => {
+                let calls = Forced { only: None, several }.grammar(format, tools);
+                Some(Constraint { source: GrammarSource::Either(vec![source, calls]), field })
+            }
+            (Self::May { .. }, None) => None,
+        }
+    }
 }
 
 impl Forced {

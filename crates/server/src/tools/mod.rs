@@ -13,7 +13,7 @@ mod llama3;
 mod mistral;
 
 pub use call::ToolCall;
-pub use forced::Forced;
+pub use forced::{Forced, ToolChoice};
 
 /// How a family writes its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -148,6 +148,50 @@ fn calls_that_must_be_made_are_grammars() {
 }
 
 #[test]
+fn a_form_and_tools_together_are_either() {
+    let server = Server::new();
+    let parameters = json!({"type": "object"});
+    let function = json!({"name": "f", "parameters": parameters});
+    let tools = json!([{"type": "function", "function": function}]);
+    let schema = json!({"type": "array"});
+    let message = json!([{"role": "user", "content": "Hi"}]);
+    let alternatives = |path: &str, body: &Value, field: &str| {
+        let constraint = asked(&server, path, body).unwrap();
+        assert_eq!(constraint.field, field, "{path}");
+        let GrammarSource::Either(sources) = constraint.source else {
+            panic!("{:?}", constraint.source)
+        };
+        assert_eq!(sources[0], JsonSchema(r#"{"type":"array"}"#.into()), "{path}");
+        let [_, Grammar(calls)] = &sources[..] else { panic!("{sources:?}") };
+        assert!(calls.contains("<tool_call>") && calls.contains("args0"), "{path}: {calls}");
+        calls.contains("{0,7}")
+    };
+    let field = "response_format.json_schema.schema";
+    let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+    let chat = json!({"messages": message, "tools": tools, "response_format": format});
+    assert!(alternatives("/v1/chat/completions", &chat, field));
+    let single = with(&chat, &json!({"tool_choice": "auto", "parallel_tool_calls": false}));
+    assert!(!alternatives("/v1/chat/completions", &single, field), "one call at most");
+    let body = json!({"model": "tiny", "max_tokens": 5, "messages": message,
+        "tools": [{"name": "f", "input_schema": parameters}],
+        "output_config": {"format": {"type": "json_schema", "schema": schema}}});
+    assert!(alternatives("/v1/messages", &body, "output_config.format.schema"));
+    let body = json!({"input": "Hi", "tools": [with(&function, &json!({"type": "function"}))],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}});
+    assert!(alternatives("/v1/responses", &body, "text.format.schema"));
+    let body = json!({"model": "tiny", "messages": message, "tools": tools, "format": schema,
+        "stream": false});
+    assert!(alternatives("/api/chat", &body, "format"));
+    // Where a call is demanded there is no text that could have a form, and without calls no other.
+    let must = with(&chat, &json!({"tool_choice": "required"}));
+    let constraint = asked(&server, "/v1/chat/completions", &must).unwrap();
+    assert!(matches!(constraint.source, Grammar(_)), "{constraint:?}");
+    let none = with(&chat, &json!({"tool_choice": "none"}));
+    let constraint = asked(&server, "/v1/chat/completions", &none).unwrap();
+    assert_eq!(constraint.source, JsonSchema(r#"{"type":"array"}"#.into()));
+}
+
+#[test]
 fn an_answer_that_cannot_go_on_is_the_requests_fault() {
     let server = Server::new().script(answer(&["{"], Finish::Stuck("too complex".into())));
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "regex": "a"});

@@ -180,8 +180,6 @@ fn tools_that_cannot_be_used() {
         let body = json!({"tools": [weather()], "tool_choice": choice});
         assert_eq!(post(body), "tool_choice.function.name");
     }
-    let both = json!({"tools": [weather()], "response_format": {"type": "json_object"}});
-    assert_eq!(post(both), "response_format");
     *server.fake.models.lock().unwrap() = vec![model("tiny", Some("{{ messages }}"))];
     assert_eq!(post(json!({"tools": [weather()]})), "tools");
 }

@@ -222,7 +222,24 @@ fn top_level(
     source: &GrammarSource,
     tokenizer: &Tokenizer,
 ) -> Result<TopLevelGrammar, GrammarError> {
-    let grammar = match source {
+    let GrammarSource::Either(sources) = source else {
+        return Ok(TopLevelGrammar::from_grammar(one(source, tokenizer)?));
+    };
+    // A grammar for each, and one in front that names them.
+    let names: Vec<String> = (0..sources.len()).map(|i| format!("alternative{i}")).collect();
+    let refs: Vec<String> = names.iter().map(|name| format!("@{name}")).collect();
+    let front = GrammarWithLexer::from_lark(format!("start: {}", refs.join(" | ")));
+    let mut top = TopLevelGrammar::from_grammar(front);
+    for (source, name) in sources.iter().zip(names) {
+        top.grammars.push(GrammarWithLexer { name: Some(name), ..one(source, tokenizer)? });
+    }
+    Ok(top)
+}
+
+/// A source that stands alone.
+fn one(source: &GrammarSource, tokenizer: &Tokenizer) -> Result<GrammarWithLexer, GrammarError> {
+    Ok(match source {
+        GrammarSource::Either(_) => return Err(explain("alternatives cannot be nested")),
         GrammarSource::JsonSchema(text) => {
             let schema: Value = serde_json::from_str(text)
                 .map_err(|error| explain(&format!("it is no JSON: {error}")))?;
@@ -251,8 +268,7 @@ fn top_level(
             let either = quoted.collect::<Vec<_>>().join(" | ");
             GrammarWithLexer::from_lark(format!("start: {either}"))
         }
-    };
-    Ok(TopLevelGrammar::from_grammar(grammar))
+    })
 }
 
 /// JSON may have any amount of white space between its parts, and small models write it without

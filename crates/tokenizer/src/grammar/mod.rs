@@ -40,6 +40,8 @@ pub enum GrammarSource {
         /// The grammar, which has no `start`.
         grammar: String,
     },
+    /// What any of these describes.
+    Either(Vec<GrammarSource>),
 }
 
 impl GrammarSource {
@@ -53,6 +55,7 @@ impl GrammarSource {
         match self {
             Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) => text.len(),
             Self::AfterToken { token, grammar } => token.len() + grammar.len(),
+            Self::Either(sources) => sources.iter().map(Self::len).sum(),
             Self::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
         }
     }

@@ -92,6 +92,45 @@ fn masks_lead_to_the_texts_of_the_grammar_and_no_others() {
 }
 
 #[test]
+fn alternatives_take_what_any_of_them_takes() {
+    let compiler = compiler();
+    let schema = r#"{"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}},
+        "additionalProperties": false}"#;
+    let calls = "start: \"<call>\" object \"</call>\"\nobject: %json {\"type\": \"array\"}";
+    let token = GrammarSource::AfterToken { token: "ab".into(), grammar: "rest: /[0-9]+/".into() };
+    let source = GrammarSource::Either(vec![
+        GrammarSource::JsonSchema(schema.into()),
+        GrammarSource::Grammar(calls.into()),
+        GrammarSource::Regex("(x|y)z".into()),
+        GrammarSource::Choice(vec!["yes".into(), "no".into()]),
+        token,
+    ]);
+    for (text, right) in [
+        (r#"{"a":3}"#, true),
+        ("{\n  \"a\": 3\n}", true),
+        (r#"<call>[1, "a"]</call>"#, true),
+        ("xz", true),
+        ("no", true),
+        ("ab12", true),
+        (r#"{"a":3}<call>[]</call>"#, false),
+        (r#"{"b":3}"#, false),
+        ("<call>{}</call>", false),
+        ("x", false),
+        ("nono", false),
+        ("yesz", false),
+    ] {
+        assert_eq!(takes(&compiler, &source, text), right, "{text}");
+    }
+    let broken = GrammarSource::Either(vec![
+        GrammarSource::Regex("a".into()),
+        GrammarSource::JsonSchema("[".into()),
+    ]);
+    assert!(matches!(compiler.compile(&broken), Err(GrammarError::Invalid(_))));
+    let nested = GrammarSource::Either(vec![source]);
+    assert!(matches!(compiler.compile(&nested), Err(GrammarError::Invalid(_))));
+}
+
+#[test]
 fn schemas_take_what_they_describe() {
     let compiler = compiler();
     let schema = r##"{"type": "object", "properties": {"n": {"type": "integer", "minimum": 3},

@@ -22,12 +22,12 @@ use super::{
 };
 use crate::{
     app::{App, json},
-    constraint::Fields,
+    constraint::{Constraint, Fields},
     error::ApiError,
     reply::{Reply, Tools, whole},
     service::{Chat, Finish, Generate, Input, ModelInfo, Usage},
     stream::respond,
-    tools::{Forced, ToolCall},
+    tools::{Forced, ToolCall, ToolChoice},
 };
 use stream::ResponseStream;
 use types::{Echo, ResponseUsage};
@@ -112,19 +112,15 @@ fn plan(
     if request.max_output_tokens == Some(0) {
         return Err(ApiError::field("max_output_tokens", "it must be 1 or more"));
     }
-    let (tools, described) = tools(request, model)?;
-    let constraint = fields.into_constraint();
-    if let (Some(constraint), Some(_)) = (&constraint, &tools) {
-        let problem = "it cannot be combined with tools; tool_choice can be none";
-        return Err(ApiError::field(constraint.field, problem));
-    }
+    let form = fields.into_constraint();
+    let (tools, described) = tools(request, model, form.clone())?;
     let chat = Chat {
         messages: input::messages(request.instructions.as_deref(), request.input.as_ref())?,
         tools: described,
         ..Chat::default()
     };
     let mut generate = Generate::new(model.id.clone(), Input::Chat(chat));
-    generate.constraint = constraint.or(tools.as_ref().and_then(|tools| tools.constraint.clone()));
+    generate.constraint = tools.as_ref().map_or(form, |tools| tools.constraint.clone());
     generate.max_tokens = request.max_output_tokens.map(|n| n as usize);
     generate.sampling.temperature = request.temperature.unwrap_or(1.0);
     generate.sampling.top_p = request.top_p.unwrap_or(1.0);
@@ -137,6 +133,7 @@ fn plan(
 fn tools(
     request: &ResponsesRequest,
     model: &ModelInfo,
+    form: Option<Constraint>,
 ) -> Result<(Option<Tools>, Vec<Value>), ApiError> {
     let given = request.tools.as_deref().unwrap_or_default();
     let (mut names, mut described) = (Vec::new(), Vec::new());
@@ -160,17 +157,17 @@ fn tools(
     }
     let choice = request.tool_choice.as_ref().filter(|choice| !choice.is_null());
     let several = request.parallel_tool_calls.as_ref() != Some(&Value::Bool(false));
-    let forced = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
+    let choice = match choice.map(|choice| choice.as_str().unwrap_or("one")) {
         Some("none") => return Ok((None, Vec::new())),
         None | Some("auto") if names.is_empty() => return Ok((None, Vec::new())),
-        None | Some("auto") => None,
+        None | Some("auto") => ToolChoice::May { several },
         Some(_) if names.is_empty() => {
             return Err(ApiError::field("tool_choice", "it needs tools"));
         }
-        Some("required") => Some(Forced { only: None, several }),
+        Some("required") => ToolChoice::Must(Forced { only: None, several }),
         Some("one") => {
             let name = choice.and_then(|choice| choice.get("name")).and_then(Value::as_str);
-            Some(one_of(&names, name, "tool_choice.name")?)
+            ToolChoice::Must(one_of(&names, name, "tool_choice.name")?)
         }
         Some(_) => {
             let problem = "it must be auto, none, required or a function";
@@ -178,5 +175,5 @@ fn tools(
         }
     };
     let format = tool_format(model, "tools")?;
-    Ok((Some(Tools::new(format, names, forced, &described)), described))
+    Ok((Some(Tools::new(format, names, choice, &described, form)), described))
 }
