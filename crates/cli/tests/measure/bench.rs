@@ -127,3 +127,24 @@ fn workloads_of_many_requests_run_through_the_engine() {
         assert!(run["ttft_beside_ms"].as_f64() > Some(0.0), "{run}");
     }
 }
+
+#[test]
+fn what_a_schema_costs_is_measured_on_answers_that_fit() {
+    let dunlin = Dunlin::tiny();
+    let report = dunlin.json(&["bench", "grammar"], &["--scale", "8", "--reps", "1", "-t", "2"]);
+    // 1 and 16 answers of 16 tokens; the first half fills the tables. A token that does not fit would
+    // have ended it.
+    for (masks, tokens) in [("first_masks", 8 * 16), ("later_masks", 9 * 16)] {
+        let masks = &report[masks];
+        assert_eq!(masks["tokens"], tokens, "{masks}");
+        let at = |name: &str| masks[name].as_f64().unwrap();
+        assert!(at("p50_us") > 0.0 && at("p50_us") <= at("p99_us") && at("p99_us") <= at("max_us"));
+    }
+    for (decoding, sequences) in report["decoding"].as_array().unwrap().iter().zip([1, 16]) {
+        assert_eq!(decoding["sequences"], sequences);
+        for step in ["free_step_ms", "constrained_step_ms"] {
+            assert!(decoding[step][0].as_f64() > Some(0.0), "{step}: {decoding}");
+        }
+    }
+    assert!(report["mask_share_of_step"].as_f64() > Some(0.0), "{report}");
+}

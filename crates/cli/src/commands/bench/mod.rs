@@ -9,6 +9,7 @@
 
 mod batch;
 mod child;
+mod grammar;
 mod limits;
 mod machine;
 mod open;
@@ -114,6 +115,8 @@ enum Workload {
     Session,
     /// Answers of several kinds with drafts, against plain decoding
     Spec,
+    /// Answers that must fit a JSON schema, against free decoding
+    Grammar,
 }
 
 impl Args {
@@ -144,6 +147,10 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         }
         Some(Workload::Session) => {
             session::run(&args.model, &path, args.scale, reps, args.json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Workload::Grammar) => {
+            grammar::run(&args.model, &path, args.scale, reps, args.json)?;
             return Ok(ExitCode::SUCCESS);
         }
         Some(Workload::Spec) => {

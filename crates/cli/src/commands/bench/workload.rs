@@ -1,4 +1,4 @@
-//! What `bench batch` and `bench session` share: engines over one backend, timed requests.
+//! What `bench batch`, `bench session` and `bench grammar` share: engines over one backend, timed requests.
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +9,7 @@ use std::{
 use dunlin_engine::{Engine, EngineConfig, Event, Request};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_model::CpuModel;
+use dunlin_tokenizer::Tokenizer;
 use dunlin_units::RequestId;
 use serde::Serialize;
 
@@ -31,6 +32,7 @@ pub struct Setting {
 pub struct Bench {
     backend: Option<CpuModel>,
     pub vocab_size: usize,
+    pub tokenizer: Tokenizer,
     config: EngineConfig,
 }
 
@@ -53,7 +55,8 @@ impl Bench {
             ..EngineConfig::new(longest)
         };
         let vocab_size = loaded.spec().vocab_size;
-        Ok(Self { backend: Some(loaded.backend), vocab_size, config })
+        let tokenizer = loaded.tokenizer;
+        Ok(Self { backend: Some(loaded.backend), vocab_size, tokenizer, config })
     }
 
     /// What the figures are of.
