@@ -127,7 +127,7 @@ for row in "${@:-clients16 shared32 cached4000}"; do
       memory)
         measure_ours "$row" 16 512 --clients 16 --prompt-tokens 8 --output-tokens 4 --warm-up 16 ;;
       idle1000)
-        measure_ours "$row" 16 512 1000 10 ;;
+        measure_ours "$row" 64 64 1000 10 ;;
       cached4000)
         measure "$row" 1 4608 --clients 1 --requests 10 --shared-prefix-tokens 3999 \
           --prompt-tokens 1 --output-tokens 4 --warm-up 2 ;;

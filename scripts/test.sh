@@ -87,6 +87,9 @@ else
   cargo test --workspace --no-fail-fast --quiet --lib --bins --tests
 fi
 cargo test --workspace --quiet --doc
+# Not on by default, so not among the above.
+cargo clippy -p dunlin-server -p dunlin-cli --all-targets --features otel --quiet -- -D warnings
+cargo test -p dunlin-server --features otel --quiet --test otel
 
 section "the README's first command"
 answer=$("$target/release/dunlin" run -p "The capital of France is" -n 8 --temperature 0 --raw) || answer=''

@@ -31,7 +31,9 @@ use crate::{
     metrics::Metrics,
     ollama, openai, openapi, ops,
     service::{ModelInfo, Service, ServiceError},
-    sessions, text, web,
+    sessions, text,
+    trace::Trace,
+    web,
 };
 
 tokio::task_local! {
@@ -240,10 +242,15 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let route = route.map_or("other", |path| path.as_str()).to_string();
     let allowed = auth::check_origin(&app.config.cors_origins, request.headers())
         .and_then(|()| app.keys.check(request.uri().path(), request.headers()));
+    let trace = Trace::begin(request.method(), &route, request.headers());
     let response = match allowed {
-        Ok(tenant) => TENANT.scope(tenant, next.run(request)).await,
+        Ok(tenant) => TENANT.scope(tenant, trace.scope(next.run(request))).await,
         Err(error) => error.into_response(),
     };
+    trace.answered(response.status().as_u16());
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        trace.failed(error.code.unwrap_or("invalid_request"));
+    }
     app.metrics.answered(&route, response.status(), started.elapsed());
     tracing::info!(
         target: "dunlin::http",

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::{
     app::App,
     error::ApiError,
-    service::{Chunk, Finish, Generate, Generation, Input, ModelInfo},
+    service::{Chunk, Finish, Generate, Generation, Input, ModelInfo, Usage},
+    trace::Trace,
 };
 
 /// The most texts of a request, as OpenAI has it.
@@ -40,12 +41,15 @@ pub(crate) async fn embed(
     if dimensions == Some(0) {
         return Err(ApiError::field("dimensions", "it must be 1 or more"));
     }
-    let _place = app.admit()?;
+    let (_place, trace) = (app.admit()?, Trace::current());
+    // What the texts say is in no trace.
+    trace.asked(&Generate::hidden(model.id.clone(), Input::Tokens(Vec::new())));
     let (mut vectors, mut prompt_tokens) = (Vec::with_capacity(inputs.len()), 0);
     let mut inputs = inputs.into_iter();
     loop {
         let some: Vec<Input> = inputs.by_ref().take(AT_ONCE).collect();
         if some.is_empty() {
+            trace.done(&Usage { prompt_tokens, ..Usage::default() });
             return Ok((vectors, prompt_tokens));
         }
         let (id, tenant) = (model.id.clone(), app.tenant());

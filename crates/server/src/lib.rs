@@ -39,6 +39,7 @@ mod stream;
 mod text;
 mod tls;
 mod tools;
+mod trace;
 mod web;
 
 pub use app::{App, router};
@@ -47,3 +48,5 @@ pub use config::{Config, Tenant};
 pub use identity::Identity;
 pub use serve::{Ended, asked_to_stop, serve};
 pub use tls::{Tls, TlsError};
+#[cfg(feature = "otel")]
+pub use trace::{Telemetry, TelemetryError};

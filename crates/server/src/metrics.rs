@@ -249,13 +249,7 @@ impl Metrics {
 
     /// A choice ended.
     pub fn choice_finished(&self, model: &str, finish: &Finish) {
-        let finished_reason = match finish {
-            Finish::StopToken | Finish::StopString(_) => "stop",
-            Finish::Length => "length",
-            Finish::Cancelled => "abort",
-            Finish::Failed(_) | Finish::Stuck(_) | Finish::Refused(_) => "error",
-        };
-        let label = Finished { model_name: model.into(), finished_reason };
+        let label = Finished { model_name: model.into(), finished_reason: finish.label() };
         self.finished.get_or_create(&label).inc();
     }
 

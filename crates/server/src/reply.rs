@@ -18,6 +18,7 @@ use crate::{
         Chunk, Finish, Generate, Generation, OnDrop, Service, ServiceError, TokenLogprobs, Usage,
     },
     tools::{Part, ToolCall, ToolChoice, ToolFormat, ToolParser},
+    trace::Trace,
 };
 
 /// The tools that an answer may call.
@@ -66,12 +67,14 @@ struct Place {
     app: Arc<App>,
     /// Whether its answer was complete, or it was refused.
     settled: bool,
+    trace: Trace,
     _permit: Permit,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.settled {
+            self.trace.failed("disconnected");
             tracing::info!(target: "dunlin::requests", "the client left");
             self.app.metrics.disconnected();
         }
@@ -114,6 +117,7 @@ impl Reply {
         request.tenant = app.tenant();
         request.show_special |= tools.as_ref().is_some_and(|t| t.format.needs_special());
         let (model, choices) = (request.model.clone(), request.choices);
+        Trace::current().asked(&request);
         let mut reply =
             Self::start_with(app, &model, choices, move |service| service.generate(request))
                 .await?;
@@ -133,7 +137,8 @@ impl Reply {
         choices: u32,
         ask: impl FnOnce(&dyn Service) -> Result<Generation, ServiceError> + Send + 'static,
     ) -> Result<Self, ApiError> {
-        let mut place = Place { _permit: app.admit()?, app: app.clone(), settled: false };
+        let (permit, trace) = (app.admit()?, Trace::current());
+        let mut place = Place { app: app.clone(), settled: false, trace, _permit: permit };
         let arrived = Instant::now();
         let generation = app.call(ask).await;
         // Here it is refused or taken; a client that left before was dropped with this function.
@@ -227,6 +232,8 @@ impl Reply {
                     self.parts(choice);
                 }
                 self.place.app.metrics.choice_finished(&self.model, &finish);
+                let calls = self.calls.get(choice as usize).copied().unwrap_or_default();
+                self.place.trace.choice_ended(&finish, calls);
                 match finish {
                     Finish::Failed(message) => self.fail(ApiError::failed(message)),
                     Finish::Refused(error) => self.fail(error.into()),
@@ -237,15 +244,13 @@ impl Reply {
                     Finish::Cancelled => {
                         self.fail(ApiError::unavailable("the request was cancelled by the server"));
                     }
-                    finish => {
-                        let calls = self.calls.get(choice as usize).copied().unwrap_or_default();
-                        self.ready.push_back(Piece::End { choice, finish, calls });
-                    }
+                    finish => self.ready.push_back(Piece::End { choice, finish, calls }),
                 }
             }
             Some(Chunk::Done(usage)) => {
                 self.over = true;
                 self.place.settled = true;
+                self.place.trace.done(&usage);
                 self.place.app.metrics.finished(&self.model, &usage, self.choices, self.elapsed());
                 tracing::info!(
                     target: "dunlin::requests",
@@ -297,6 +302,7 @@ impl Reply {
     fn fail(&mut self, error: ApiError) {
         self.over = true;
         self.place.settled = true;
+        self.place.trace.failed(error.code.unwrap_or("invalid_request"));
         // The engine learns of it at once, not when the client has read the rest.
         self.cancel = None;
         self.chunks.close();

@@ -270,6 +270,18 @@ pub enum Finish {
     Refused(ServiceError),
 }
 
+impl Finish {
+    /// A word for it, in vLLM's terms.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::StopToken | Self::StopString(_) => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "abort",
+            Self::Failed(_) | Self::Stuck(_) | Self::Refused(_) => "error",
+        }
+    }
+}
+
 /// What a request cost. Times are wall-clock nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {

@@ -142,6 +142,12 @@ pub struct Args {
     #[arg(value_name = "FORMAT", hide_possible_values = true)]
     log_format: logs::Format,
 
+    /// A collector of OpenTelemetry that is sent a trace of each request (OTLP over HTTP), as
+    /// http://HOST:4318 [default: none]
+    #[cfg(feature = "otel")]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
+
     /// A file of settings (TOML): every flag by its long name. The environment has more weight, and
     /// the command line the most
     #[arg(long, env = "DUNLIN_CONFIG", value_name = "PATH")]
@@ -163,6 +169,10 @@ type Engine = EngineService<Box<dyn Backend>>;
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     logs::start(args.log_level, args.log_format);
+    // Sends what is left when it goes, at the end.
+    #[cfg(feature = "otel")]
+    let _telemetry =
+        args.otlp_endpoint.as_deref().map(dunlin_server::Telemetry::start).transpose()?;
     let listed = args.tenants.as_deref().map(tenants::read).transpose()?.unwrap_or_default();
     let config = config(&args, listed.iter().map(|(tenant, _)| tenant.clone()).collect())?;
     let settings = SessionSettings {
