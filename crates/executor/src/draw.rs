@@ -7,24 +7,64 @@
 
 use std::{collections::HashMap, ops::Range, thread};
 
+use dunlin_tensor::Best;
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
     generation::Generation,
-    sampler::{SampleError, SamplePlace, Sampled, Sampler, TokenLogprob},
+    sampler::{SampleError, SamplePlace, Sampled, Sampler, TokenLogprob, sample_best},
     sequence::Sequences,
 };
 
-/// A run of logit rows from which sequences draw tokens.
+/// What tokens are drawn from: one position's logits each, or the best of them. One position, or
+/// with a draft that of the sequence's last token and one for each draft token.
+#[derive(Debug, Clone)]
+pub(crate) enum Rows {
+    /// Rows of the step's logits.
+    Logits(Range<usize>),
+    /// Entries among the step's best.
+    Best(Range<usize>),
+}
+
+impl Rows {
+    /// Rows of logits.
+    fn logits(&self) -> Range<usize> {
+        match self {
+            Rows::Logits(rows) => rows.clone(),
+            Rows::Best(_) => 0..0,
+        }
+    }
+}
+
+/// A run of positions from which sequences draw tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct DrawTask {
-    /// Rows of the step's logits: those of the tokens after which one is chosen. One, or with a
-    /// draft one for the sequence's last token and one for each draft token.
-    pub(crate) rows: Range<usize>,
+    /// Where the positions' logits are.
+    pub(crate) rows: Rows,
+    /// The number of the first position among all of the step whose logits are wanted.
+    pub(crate) first: usize,
     /// Which of the step's samples draw from them.
     pub(crate) samples: Range<usize>,
-    /// Where the chain of draft tokens lies, one fewer than rows.
+    /// Where the chain of draft tokens lies, one fewer than positions.
     pub(crate) chain: Range<usize>,
+}
+
+/// Positions' logits, or the best of each.
+enum Row<'a> {
+    /// `[positions, vocab_size]`.
+    Logits(&'a mut [f32]),
+    /// `[positions]`.
+    Best(&'a [Best]),
+}
+
+impl Row<'_> {
+    /// Position `i` alone.
+    fn at(&mut self, i: usize, vocab_size: usize) -> Row<'_> {
+        match self {
+            Row::Logits(logits) => Row::Logits(&mut logits[i * vocab_size..][..vocab_size]),
+            Row::Best(best) => Row::Best(&best[i..i + 1]),
+        }
+    }
 }
 
 /// A token that was drawn.
@@ -59,6 +99,8 @@ pub(crate) struct DrawContext<'a> {
     pub(crate) sequences: &'a Sequences,
     /// All requests.
     pub(crate) generations: &'a HashMap<RequestId, Generation>,
+    /// The best tokens of the positions that want no more.
+    pub(crate) best: &'a [Best],
     /// Draft tokens of all chains.
     pub(crate) chains: &'a [u32],
     /// Logits of a row.
@@ -67,7 +109,7 @@ pub(crate) struct DrawContext<'a> {
     pub(crate) spread_from: usize,
 }
 
-/// Draws for all tasks, which are in order of rows; `logits` is `[rows, vocab_size]`. The draws of
+/// Draws for all tasks, which are in order of positions; `logits` is `[rows, vocab_size]`. The draws of
 /// all workers, one after the other, are in order of samples.
 pub(crate) fn draw_all(
     context: DrawContext<'_>,
@@ -79,7 +121,7 @@ pub(crate) fn draw_all(
         worker.draws.clear();
         worker.top.clear();
     }
-    let wanted: usize = tasks.iter().map(|t| t.rows.len()).sum();
+    let wanted: usize = tasks.iter().map(|t| t.rows.logits().len()).sum();
     let (own, others) = workers.split_last_mut().expect("there is at least one worker");
     if wanted * context.vocab_size < context.spread_from || others.is_empty() {
         return own.draw(context, tasks, logits, 0);
@@ -92,11 +134,11 @@ pub(crate) fn draw_all(
             let part = left / (threads - i);
             let (mut rows, mut cut) = (0, 0);
             while rows < part {
-                rows += tasks[cut].rows.len();
+                rows += tasks[cut].rows.logits().len();
                 cut += 1;
             }
             let (head, tail) = tasks.split_at(cut);
-            let end = head.last().map_or(first_row, |t| t.rows.end);
+            let end = head.iter().map(|t| t.rows.logits().end).fold(first_row, usize::max);
             let (head_logits, tail_logits) =
                 logits.split_at_mut((end - first_row) * context.vocab_size);
             let from = first_row;
@@ -117,14 +159,19 @@ impl Worker {
         first_row: usize,
     ) {
         for task in tasks {
-            let at = (task.rows.start - first_row) * context.vocab_size;
-            let rows = &mut logits[at..][..task.rows.len() * context.vocab_size];
+            let mut rows = match &task.rows {
+                Rows::Best(range) => Row::Best(&context.best[range.clone()]),
+                Rows::Logits(range) => {
+                    let at = (range.start - first_row) * context.vocab_size;
+                    Row::Logits(&mut logits[at..][..range.len() * context.vocab_size])
+                }
+            };
             if task.chain.is_empty() {
                 for sample in task.samples.clone() {
-                    self.draw_one(context, sample, rows);
+                    self.draw_one(context, sample, &mut rows);
                 }
             } else if !task.samples.is_empty() {
-                self.draw_chain(context, task, rows);
+                self.draw_chain(context, task, &mut rows);
             }
         }
     }
@@ -145,21 +192,22 @@ impl Worker {
         Some((generation, place))
     }
 
-    fn draw_one(&mut self, context: DrawContext<'_>, sample: usize, row: &mut [f32]) {
+    fn draw_one(&mut self, context: DrawContext<'_>, sample: usize, rows: &mut Row<'_>) {
         if let Some((generation, place)) = Self::place(context, sample) {
-            self.sample(generation, place, sample, row);
+            self.sample(generation, place, sample, rows.at(0, context.vocab_size));
         }
     }
 
     /// Follows a chain of draft tokens for as long as each is the one that would be chosen anyway.
-    fn draw_chain(&mut self, context: DrawContext<'_>, task: &DrawTask, rows: &mut [f32]) {
+    fn draw_chain(&mut self, context: DrawContext<'_>, task: &DrawTask, rows: &mut Row<'_>) {
         let sample = task.samples.start;
         let Some((generation, place)) = Self::place(context, sample) else { return };
         let mut prefix = std::mem::take(&mut self.prefix);
         prefix.clear();
         prefix.extend_from_slice(place.tokens);
         let chain = &context.chains[task.chain.clone()];
-        for (i, row) in rows.chunks_exact_mut(context.vocab_size).enumerate() {
+        for i in 0..=chain.len() {
+            let row = rows.at(i, context.vocab_size);
             let here = SamplePlace { tokens: &prefix, ..place };
             let drawn = self.sample(generation, here, sample, row);
             match (drawn, chain.get(i)) {
@@ -175,22 +223,29 @@ impl Worker {
         generation: &Generation,
         place: SamplePlace<'_>,
         sample: usize,
-        row: &mut [f32],
+        row: Row<'_>,
     ) -> Option<u32> {
         let params = &generation.params;
         let constraint = generation.choices.get(place.choice as usize)?.constraint.as_ref();
-        let result = match constraint {
-            None => self.sampler.sample(&params.sampling, place, row, params.logprobs),
-            Some(constraint) => {
-                let output = &place.tokens[place.prompt_len..];
-                constraint.with_allowed(output, |allowed| {
-                    let (sampling, logprobs) = (&params.sampling, params.logprobs);
-                    self.sampler.sample_allowed(sampling, place, row, logprobs, Some(allowed?))
-                })
+        let start = self.top.len();
+        let result = match row {
+            Row::Best(best) => sample_best(best[0], place),
+            Row::Logits(row) => {
+                let result = match constraint {
+                    None => self.sampler.sample(&params.sampling, place, row, params.logprobs),
+                    Some(constraint) => {
+                        let output = &place.tokens[place.prompt_len..];
+                        constraint.with_allowed(output, |allowed| {
+                            let (sampling, logprobs) = (&params.sampling, params.logprobs);
+                            let allowed = Some(allowed?);
+                            self.sampler.sample_allowed(sampling, place, row, logprobs, allowed)
+                        })
+                    }
+                };
+                self.top.extend_from_slice(self.sampler.top_logprobs());
+                result
             }
         };
-        let start = self.top.len();
-        self.top.extend_from_slice(self.sampler.top_logprobs());
         let token = result.as_ref().ok().map(|s| s.token);
         self.draws.push(Draw { sample, result, top: start..self.top.len() });
         token

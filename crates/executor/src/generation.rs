@@ -113,6 +113,13 @@ impl Generation {
     }
 }
 
+impl GenerationParams {
+    /// Whether each token is the largest logit's and nothing else is asked of the logits.
+    pub(crate) fn wants_best_alone(&self) -> bool {
+        self.sampling.wants_best_alone() && self.logprobs.is_none() && self.grammar.is_none()
+    }
+}
+
 impl ChoiceState {
     /// Takes the next token, and looks whether the choice ends with it.
     pub(crate) fn push(

@@ -5,13 +5,13 @@ use std::{collections::HashMap, ops::Range, time::Instant};
 use dunlin_scheduler::{
     Commit, DraftNode, DraftWork, DrafterKind, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
 };
-use dunlin_tensor::{Backend, BackendError, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, BackendError, Best, LogitsWanted, SequenceInput};
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
     constraint::Ahead,
     drafter::{Drafter, Wanted, lookup::LookupDrafter, store::StoreDrafter},
-    draw::{Draw, DrawContext, DrawTask, Worker, draw_all},
+    draw::{Draw, DrawContext, DrawTask, Rows, Worker, draw_all},
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
     sampler::TokenLogprob,
     sequence::Sequences,
@@ -31,8 +31,10 @@ pub struct Executor<B> {
     workers: Vec<Worker>,
     ahead: Ahead,
     spread_from: usize,
-    /// `[rows of the step, vocab_size]`.
+    /// `[rows of the step, vocab_size]`, but for the sequences that want the best alone.
     logits: Vec<f32>,
+    /// The best token of each row of those.
+    best: Vec<Best>,
     /// `[rows of the step, d_model]` where anybody wants them, else empty.
     hidden: Vec<f32>,
     scratch: Scratch,
@@ -52,8 +54,10 @@ struct Scratch {
     tasks: Vec<DrawTask>,
     /// Always empty between steps; keeps its memory.
     batch: Vec<SequenceInput<'static>>,
-    /// Logits of an entry that is run alone.
-    single: Vec<f32>,
+    /// Whether the entries that are run want best tokens alone.
+    greedy: Vec<bool>,
+    /// Logits, and best tokens, of an entry that is run alone.
+    single: (Vec<f32>, Vec<Best>),
 }
 
 /// An entry of the plan.
@@ -66,6 +70,8 @@ struct Part {
     /// Where own tokens and draft chain lie in the scratch memory; empty without a draft.
     chained: Range<usize>,
     samples: Range<usize>,
+    /// All its samples want the best token alone.
+    greedy: bool,
     /// Cannot be computed.
     failed: bool,
 }
@@ -112,6 +118,7 @@ impl<B: Backend> Executor<B> {
             ahead: Ahead::default(),
             spread_from: SPREAD_FROM,
             logits: Vec::new(),
+            best: Vec::new(),
             hidden: Vec::new(),
             scratch: Scratch::default(),
             lookup: LookupDrafter::default(),
@@ -244,6 +251,7 @@ impl<B: Backend> Executor<B> {
             samples: &plan.samples,
             sequences: &self.sequences,
             generations: &self.generations,
+            best: &self.best,
             chains: &self.scratch.chains,
             vocab_size: self.backend.spec().vocab_size,
             spread_from: self.spread_from,
@@ -321,6 +329,11 @@ impl<B: Backend> Executor<B> {
             // A token that the step before was to choose, and could not, is missing.
             let failed = first + count > tokens.len();
             let start = chains.len();
+            let greedy = plan.samples[samples.clone()].iter().all(|&seq| {
+                let request = self.sequences.get(seq).request;
+                let generation = request.and_then(|request| self.generations.get(&request));
+                generation.is_none_or(|g| g.params.wants_best_alone())
+            });
             if !nodes.is_empty() && !failed {
                 chains.extend_from_slice(&tokens[first..first + count]);
                 push_first_chain(nodes, chains);
@@ -331,6 +344,7 @@ impl<B: Backend> Executor<B> {
                 tokens: count,
                 chained: start..chains.len(),
                 samples,
+                greedy,
                 failed,
             });
         }
@@ -348,7 +362,7 @@ impl<B: Backend> Executor<B> {
     fn keep_hidden(&mut self, plan: &StepPlan) {
         let width = self.backend.spec().d_model;
         for task in &self.scratch.tasks {
-            let row = self.hidden.get(task.rows.start * width..(task.rows.start + 1) * width);
+            let row = self.hidden.get(task.first * width..(task.first + 1) * width);
             for &seq in &plan.samples[task.samples.clone()] {
                 let seq = self.sequences.get(seq);
                 let generation = seq.request.and_then(|r| self.generations.get_mut(&r));
@@ -365,15 +379,19 @@ impl<B: Backend> Executor<B> {
     /// Computes the step, and marks what cannot be computed as failed.
     fn forward(&mut self, wants_hidden: bool) {
         self.hidden.clear();
-        let Scratch { parts, chains, batch, single, .. } = &mut self.scratch;
+        let Scratch { parts, chains, batch, greedy, single, .. } = &mut self.scratch;
         let mut inputs = recycle(std::mem::take(batch));
-        let good = parts.iter().filter(|part| !part.failed);
-        inputs.extend(good.map(|part| part.input(&self.sequences, chains)));
+        greedy.clear();
+        for part in parts.iter().filter(|part| !part.failed) {
+            inputs.push(part.input(&self.sequences, chains));
+            greedy.push(part.greedy);
+        }
         let result = if inputs.is_empty() {
             self.logits.clear();
+            self.best.clear();
             Ok(())
         } else {
-            self.backend.forward(&inputs, &mut self.logits)
+            self.backend.forward_best(&inputs, greedy, &mut self.logits, &mut self.best)
         };
         let alone = inputs.len() == 1;
         *batch = recycle(inputs);
@@ -384,15 +402,19 @@ impl<B: Backend> Executor<B> {
             return;
         };
         self.logits.clear();
+        self.best.clear();
+        let (logits, best) = single;
         for part in parts.iter_mut().filter(|part| !part.failed) {
             let result = if alone {
                 Err(BackendError::OutOfMemory(error.to_string()))
             } else {
-                self.backend.forward(&[part.input(&self.sequences, chains)], single)
+                let input = part.input(&self.sequences, chains);
+                self.backend.forward_best(&[input], &[part.greedy], logits, best)
             };
             match result {
                 Ok(()) => {
-                    self.logits.extend_from_slice(single);
+                    self.logits.extend_from_slice(logits);
+                    self.best.extend_from_slice(best);
                     if wants_hidden {
                         self.backend.hidden_states(&mut self.hidden);
                     }
@@ -424,14 +446,17 @@ impl<B: Backend> Executor<B> {
     fn list_tasks(&mut self) {
         let Scratch { parts, tasks, .. } = &mut self.scratch;
         tasks.clear();
-        let mut row = 0;
+        let (mut next_row, mut next_best) = (0, 0);
         for part in parts.iter().filter(|part| !part.failed && !part.samples.is_empty()) {
             // With a draft there are rows for all own tokens, and only the last one's matters.
             let skipped = if part.draft() == 0 { 0 } else { part.tokens - 1 };
-            let rows = row + skipped..row + skipped + 1 + part.draft();
+            let first = next_row + next_best + skipped;
+            let next = if part.greedy { &mut next_best } else { &mut next_row };
+            let range = *next + skipped..*next + skipped + 1 + part.draft();
+            *next = range.end;
+            let rows = if part.greedy { Rows::Best(range) } else { Rows::Logits(range) };
             let chain = part.chained.end - part.draft()..part.chained.end;
-            row = rows.end;
-            tasks.push(DrawTask { rows, samples: part.samples.clone(), chain });
+            tasks.push(DrawTask { rows, first, samples: part.samples.clone(), chain });
         }
     }
 

@@ -15,6 +15,7 @@ pub mod pack;
 pub mod pool;
 pub mod probe;
 pub mod program;
+pub mod screen;
 pub mod simd;
 
 pub use error::KernelError;

@@ -95,10 +95,11 @@ impl Assembler<'_> {
         self.push(Op::Norm { x, weight, eps: spec.norm_eps, out: acts });
         self.program.hidden = Some((x, weight, spec.norm_eps));
         let role = if spec.tied_head { Role::TokenEmbd } else { Role::Output };
-        let logits = self.float(Use::Logits, Rows::Wanted, spec.vocab_size);
+        let logits = self.float(Use::Logits, Rows::Full, spec.vocab_size);
         self.matmul(&[(role, 0)], (0, 0), acts, logits, false);
-        if spec.logit_scale.is_some() || spec.logit_softcap.is_some() {
-            let (scale, cap) = (spec.logit_scale, spec.logit_softcap);
+        let (scale, cap) = (spec.logit_scale, spec.logit_softcap);
+        self.push(Op::Best { matrix: self.matrix(role, 0, 0), acts, scale, cap });
+        if scale.is_some() || cap.is_some() {
             self.push(Op::Logits { x: logits, scale, cap });
         }
         self.program.logits = Some(logits);

@@ -8,7 +8,7 @@ use dunlin_kernels_cpu::pool::SharedTeam;
 use dunlin_kernels_cpu::program::{Machine, Op, Program, Rows, StepTimes, Weights};
 use dunlin_kernels_cpu::{CpuFeatures, KernelError};
 use dunlin_spec::{FfnSpec, ModelSpec, WeightType};
-use dunlin_tensor::{Backend, BackendError, KvLanes, SequenceInput};
+use dunlin_tensor::{Backend, BackendError, Best, KvLanes, Screening, SequenceInput};
 use std::path::Path;
 
 /// A step holds as many tokens as keep its activations below this many bytes.
@@ -55,7 +55,7 @@ impl CpuModel {
         let row_bytes: usize = program
             .floats
             .iter()
-            .filter(|(rows, _)| !matches!(rows, Rows::Wanted))
+            .filter(|(rows, _)| !matches!(rows, Rows::Wanted | Rows::Full))
             .map(|&(rows, width)| 4 * width * per_token(rows))
             .chain(program.acts.iter().map(|&(rows, width, _)| 2 * width * per_token(rows)))
             .sum();
@@ -86,6 +86,26 @@ impl CpuModel {
     /// Times of the last step, and the operations that they belong to.
     pub fn times(&self) -> (&StepTimes, &[Op]) {
         (self.machine.times(), &self.machine.program().ops)
+    }
+
+    /// One step, of which marked sequences want the best token alone.
+    fn step(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        greedy: &[bool],
+        logits: &mut Vec<f32>,
+        best: &mut Vec<Best>,
+    ) -> Result<(), BackendError> {
+        self.check(batch)?;
+        if batch.is_empty() {
+            logits.clear();
+            best.clear();
+            return Ok(());
+        }
+        let matrices = self.pack.matrices();
+        let weights = Weights { matrices: &matrices, vectors: &self.vectors };
+        let out = (logits, best);
+        self.machine.run(weights, &mut self.kv, batch, greedy, out).map_err(backend_error)
     }
 
     fn check(&self, batch: &[SequenceInput<'_>]) -> Result<(), BackendError> {
@@ -153,7 +173,7 @@ fn kv_geometry(spec: &ModelSpec, program: &Program, vectors: &[Vec<f32>]) -> Vec
 fn per_token(rows: Rows) -> usize {
     match rows {
         Rows::Routed { per_token } => per_token,
-        Rows::Tokens | Rows::Wanted => 1,
+        Rows::Tokens | Rows::Wanted | Rows::Full => 1,
     }
 }
 
@@ -212,14 +232,22 @@ impl Backend for CpuModel {
         batch: &[SequenceInput<'_>],
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        self.check(batch)?;
-        if batch.is_empty() {
-            logits.clear();
-            return Ok(());
-        }
-        let matrices = self.pack.matrices();
-        let weights = Weights { matrices: &matrices, vectors: &self.vectors };
-        self.machine.run(weights, &mut self.kv, batch, logits).map_err(backend_error)
+        self.step(batch, &[], logits, &mut Vec::new())
+    }
+
+    fn forward_best(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        greedy: &[bool],
+        logits: &mut Vec<f32>,
+        best: &mut Vec<Best>,
+    ) -> Result<(), BackendError> {
+        assert_eq!(batch.len(), greedy.len(), "a mark for each sequence");
+        self.step(batch, greedy, logits, best)
+    }
+
+    fn screening(&self) -> Option<Screening> {
+        Some(self.machine.screening())
     }
 
     fn hidden_states(&self, to: &mut Vec<f32>) -> bool {

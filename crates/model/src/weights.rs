@@ -1,7 +1,8 @@
 //! Which weights a model has, in the order that the pack stores them and the program names them.
 
 use dunlin_checkpoint::Role;
-use dunlin_spec::{FfnSpec, LayerSpec, ModelSpec};
+use dunlin_kernels_cpu::pack::PackedLayout;
+use dunlin_spec::{FfnSpec, LayerSpec, ModelSpec, WeightType};
 
 /// One matrix of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +50,20 @@ pub(crate) fn matrices(spec: &ModelSpec) -> Vec<MatrixKey> {
         keys.push(global(Role::Output));
     }
     keys
+}
+
+/// The layout of a matrix of the given shape; `None` where there is no such shape.
+pub(crate) fn layout(
+    spec: &ModelSpec,
+    key: &MatrixKey,
+    ty: WeightType,
+    (rows, cols): (usize, usize),
+) -> Option<PackedLayout> {
+    let head = if spec.tied_head { Role::TokenEmbd } else { Role::Output };
+    match key.role {
+        role if role == head => PackedLayout::of_head(ty, rows, cols),
+        _ => PackedLayout::new(ty, rows, cols),
+    }
 }
 
 /// Every vector of a model, with its length.

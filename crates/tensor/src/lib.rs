@@ -21,6 +21,51 @@ pub enum LogitsWanted {
     All,
 }
 
+/// The largest of a position's logits: a greedy choice.
+#[derive(Debug, Clone, Copy)]
+pub struct Best {
+    /// The token, the lowest id among equals; zero where a logit is NaN.
+    pub token: u32,
+    /// Its logit; NaN where any logit of the position is.
+    pub logit: f32,
+}
+
+impl Best {
+    /// What logits with a NaN among them give.
+    pub const NOT_A_NUMBER: Best = Best { token: 0, logit: f32::NAN };
+    /// What every other choice replaces.
+    pub const NONE: Best = Best { token: u32::MAX, logit: f32::NEG_INFINITY };
+
+    /// The best of a position's logits, in the order of the tokens.
+    pub fn of(logits: &[f32]) -> Best {
+        let each = (0..).zip(logits).map(|(token, &logit)| Best { token, logit });
+        each.fold(Best::NONE, Best::or)
+    }
+
+    /// The better of two choices among different tokens of a position, whatever their order.
+    #[must_use]
+    pub fn or(self, other: Best) -> Best {
+        if self.logit.is_nan() || other.logit.is_nan() {
+            Best::NOT_A_NUMBER
+        } else if other.logit > self.logit
+            || (other.logit == self.logit && other.token < self.token)
+        {
+            other
+        } else {
+            self
+        }
+    }
+}
+
+/// How far looking for best tokens with a part of the head's bits went, over all positions so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Screening {
+    /// Parts of the head that were looked at with their high bits.
+    pub screened: u64,
+    /// Those among them that had to be multiplied with all bits.
+    pub exact: u64,
+}
+
 /// New tokens of one sequence in a step.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceInput<'a> {
@@ -33,6 +78,17 @@ pub struct SequenceInput<'a> {
     pub block_table: &'a [u32],
     /// Which of the new tokens get logits.
     pub logits: LogitsWanted,
+}
+
+impl SequenceInput<'_> {
+    /// Positions whose logits are wanted.
+    pub fn wanted(&self) -> usize {
+        match self.logits {
+            LogitsWanted::None => 0,
+            LogitsWanted::Last => 1,
+            LogitsWanted::All => self.tokens.len(),
+        }
+    }
 }
 
 /// Positions of a KV block, from `first` on.
@@ -110,6 +166,45 @@ pub trait Backend: Send {
         batch: &[SequenceInput<'_>],
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError>;
+
+    /// Runs one step of which the sequences marked in `greedy`, `[batch]`, want only the best token of
+    /// each of their wanted positions. `logits` becomes what [`Backend::forward`] gives for the other
+    /// sequences, `best` is cleared and filled with one entry for each wanted position of the marked
+    /// ones, in their order: exactly [`Best::of`] what `forward` would give.
+    ///
+    /// # Errors
+    /// As [`Backend::forward`].
+    fn forward_best(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        greedy: &[bool],
+        logits: &mut Vec<f32>,
+        best: &mut Vec<Best>,
+    ) -> Result<(), BackendError> {
+        assert_eq!(batch.len(), greedy.len(), "a mark for each sequence");
+        best.clear();
+        self.forward(batch, logits)?;
+        let width = self.spec().vocab_size;
+        let (mut from, mut to) = (0, 0);
+        for (input, &greedy) in batch.iter().zip(greedy) {
+            for _ in 0..input.wanted() {
+                if greedy {
+                    best.push(Best::of(&logits[from..from + width]));
+                } else {
+                    logits.copy_within(from..from + width, to);
+                    to += width;
+                }
+                from += width;
+            }
+        }
+        logits.truncate(to);
+        Ok(())
+    }
+
+    /// How [`Backend::forward_best`] has looked so far; `None` where it computes all logits.
+    fn screening(&self) -> Option<Screening> {
+        None
+    }
 
     /// Appends the final hidden states, after the last norm and before the head, of the positions
     /// that got logits in the last step: `[n_wanted, d_model]`, in the order of the logits. Says
@@ -199,6 +294,18 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         (**self).forward(batch, logits)
+    }
+    fn forward_best(
+        &mut self,
+        batch: &[SequenceInput<'_>],
+        greedy: &[bool],
+        logits: &mut Vec<f32>,
+        best: &mut Vec<Best>,
+    ) -> Result<(), BackendError> {
+        (**self).forward_best(batch, greedy, logits, best)
+    }
+    fn screening(&self) -> Option<Screening> {
+        (**self).screening()
     }
     fn hidden_states(&self, to: &mut Vec<f32>) -> bool {
         (**self).hidden_states(to)

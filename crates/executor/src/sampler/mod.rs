@@ -30,6 +30,7 @@ pub use params::{ParamError, SamplingParams};
 
 use std::cmp::Reverse;
 
+use dunlin_tensor::Best;
 use dunlin_tokenizer::grammar::GrammarError;
 use dunlin_units::{Noise, Purpose};
 
@@ -221,6 +222,22 @@ impl Sampler {
         } else {
             Some(gumbel::choose_of_all(logits, argmax, params.temperature, &noise))
         }
+    }
+}
+
+/// What [`Sampler::sample`] chooses where [`SamplingParams::wants_best_alone`], from the best of the
+/// logits alone.
+///
+/// # Errors
+/// As there.
+pub fn sample_best(best: Best, place: SamplePlace<'_>) -> Result<Sampled, SampleError> {
+    let position = place.tokens.len();
+    if best.logit.is_nan() {
+        Err(SampleError::NotANumber { position })
+    } else if best.logit.is_infinite() {
+        Err(SampleError::Infinite { position })
+    } else {
+        Ok(Sampled { token: best.token, logprob: None })
     }
 }
 

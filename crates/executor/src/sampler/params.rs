@@ -120,6 +120,11 @@ impl SamplingParams {
         Ok(())
     }
 
+    /// Whether the choice is the largest logit's, whatever the tokens before.
+    pub fn wants_best_alone(&self) -> bool {
+        self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
+    }
+
     /// Whether any penalty is on.
     pub(crate) fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0

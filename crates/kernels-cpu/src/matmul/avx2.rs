@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C, and AVX-VNNI where the CPU has it: a vector holds 8 output rows by four
 //! inputs, half a panel.
 
-use super::format::{Format, with_format};
+use super::format::{Bits, Format, Kind, with_format};
 use super::generic::{self, ColumnBlock, Dot, Planes, Product, Terms, tile_steps};
 use super::{Columns, FloatColumns, Int8Columns, Output, Scratch};
 use crate::isa::CpuFeatures;
@@ -13,13 +13,14 @@ use std::ops::Range;
 /// The CPU has AVX2, FMA and F16C, and AVX-VNNI where `cpu` says so; shapes were checked.
 pub(super) unsafe fn run(
     cpu: CpuFeatures,
+    bits: Bits,
     w: &PackedMatrix<'_>,
     panels: Range<usize>,
     columns: &Columns<'_>,
     out: &Output,
     scratch: &mut Scratch,
 ) {
-    let ty = w.layout().spec().ty;
+    let kind = || Kind::of(w.layout().spec(), bits);
     let split = matches!(columns, Columns::Split(_));
     let product = Product { w, out, split };
     let vnni = cpu.avx_vnni();
@@ -27,16 +28,16 @@ pub(super) unsafe fn run(
     unsafe {
         match columns {
             Columns::Int8(a) | Columns::Split(a) if vnni => {
-                with_format!(ty, F => int8_vnni::<F>(product, panels, a, scratch))
+                with_format!(kind(), F => int8_vnni::<F>(product, panels, a, scratch))
             }
             Columns::Int8(a) | Columns::Split(a) => {
-                with_format!(ty, F => int8::<F>(product, panels, a, scratch))
+                with_format!(kind(), F => int8::<F>(product, panels, a, scratch))
             }
             Columns::Float(a) => match w.layout().spec().codes {
                 codes @ (Codes::F16 | Codes::BF16 | Codes::F32) => {
                     floats(codes, product, panels, a);
                 }
-                _ => with_format!(ty, F => mixed::<F>(product, panels, a)),
+                _ => with_format!(kind(), F => mixed::<F>(product, panels, a)),
             },
         }
     }
@@ -123,6 +124,10 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
             let high = planes.high.add(b * high_bytes + 32 * part);
             let mut codes = low_codes::<F>(low);
             or_high::<F>(&mut codes, high);
+            let split = matches!(F::CODES, Codes::Bits5And3);
+            if split {
+                or_rest(&mut codes, planes.rest.add(b * F::CODES.rest_bytes() + 32 * part));
+            }
             if F::BOOK {
                 let book =
                     _mm256_broadcastsi128_si256(_mm_loadu_si128(planes.book.as_ptr().cast()));
@@ -130,7 +135,8 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
                     *code = _mm256_shuffle_epi8(book, *code);
                 }
             }
-            if F::SIGNED && VNNI {
+            // Split codes are unsigned by now, the others signed.
+            if F::SIGNED && VNNI != split {
                 for code in &mut codes {
                     *code = _mm256_xor_si256(*code, _mm256_set1_epi8(-128));
                 }
@@ -448,7 +454,7 @@ unsafe fn low_codes<F: Format>(low: *const u8) -> [__m256i; 8] {
                     *code = at(g);
                 }
             }
-            Codes::Bits4 | Codes::Bits5 | Codes::Bits6 => {
+            Codes::Bits4 | Codes::Bits5 | Codes::Bits5And3 | Codes::Bits6 => {
                 let nibble = _mm256_set1_epi8(15);
                 for g in 0..4 {
                     let both = at(g);
@@ -495,7 +501,7 @@ unsafe fn or_high<F: Format>(codes: &mut [__m256i; 8], high: *const u8) {
                     6 => _mm256_srli_epi16::<4>(bits), 7 => _mm256_srli_epi16::<5>(bits),
                 });
             }
-            Codes::Bits5 => {
+            Codes::Bits5 | Codes::Bits5And3 => {
                 let bits = at(0);
                 or_bits!(codes, 16, {
                     0 => _mm256_slli_epi16::<4>(bits), 1 => _mm256_slli_epi16::<3>(bits),
@@ -514,6 +520,34 @@ unsafe fn or_high<F: Format>(codes: &mut [__m256i; 8], high: *const u8) {
                 });
             }
             _ => {}
+        }
+    }
+}
+
+/// Puts the three low bits below the five that split codes have in the panel.
+#[inline(always)]
+unsafe fn or_rest(codes: &mut [__m256i; 8], rest: *const u8) {
+    // SAFETY: the part of the block lies behind the panels.
+    unsafe {
+        let [r0, r1, r2] = [0, 64, 128].map(|i| _mm256_loadu_si256(rest.add(i).cast()));
+        let bit = |value: __m256i, mask: i8| _mm256_and_si256(value, _mm256_set1_epi8(mask));
+        let or = |a: __m256i, b: __m256i| _mm256_or_si256(a, b);
+        let three = |value: __m256i| bit(value, 7);
+        let sixth = or(bit(_mm256_srli_epi16::<6>(r0), 1), bit(_mm256_srli_epi16::<5>(r1), 2));
+        let seventh = or(bit(_mm256_srli_epi16::<7>(r0), 1), bit(_mm256_srli_epi16::<6>(r1), 2));
+        let low = [
+            three(r0),
+            three(_mm256_srli_epi16::<3>(r0)),
+            three(r1),
+            three(_mm256_srli_epi16::<3>(r1)),
+            three(r2),
+            three(_mm256_srli_epi16::<3>(r2)),
+            or(sixth, bit(_mm256_srli_epi16::<4>(r2), 4)),
+            or(seventh, bit(_mm256_srli_epi16::<5>(r2), 4)),
+        ];
+        for (code, low) in codes.iter_mut().zip(low) {
+            // Five bits moved up by three stay within their byte.
+            *code = or(_mm256_slli_epi16::<3>(*code), low);
         }
     }
 }

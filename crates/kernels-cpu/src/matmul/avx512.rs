@@ -1,6 +1,6 @@
 //! AVX-512 with VNNI: a vector holds 16 output rows by four inputs.
 
-use super::format::{Format, with_format};
+use super::format::{Bits, Format, Kind, with_format};
 use super::generic::{self, Dot, Planes, Product, Terms};
 use super::{Columns, FloatColumns, Int8Columns, Output, Scratch};
 use crate::pack::{Codes, PackedMatrix, Scales};
@@ -10,26 +10,27 @@ use std::ops::Range;
 /// # Safety
 /// The CPU has AVX-512 F, BW, VL, DQ and VNNI; shapes were checked.
 pub(super) unsafe fn run(
+    bits: Bits,
     w: &PackedMatrix<'_>,
     panels: Range<usize>,
     columns: &Columns<'_>,
     out: &Output,
     scratch: &mut Scratch,
 ) {
-    let ty = w.layout().spec().ty;
+    let kind = || Kind::of(w.layout().spec(), bits);
     let split = matches!(columns, Columns::Split(_));
     let product = Product { w, out, split };
     // SAFETY: the caller's contract.
     unsafe {
         match columns {
             Columns::Int8(a) | Columns::Split(a) => {
-                with_format!(ty, F => int8::<F>(product, panels, a, scratch))
+                with_format!(kind(), F => int8::<F>(product, panels, a, scratch))
             }
             Columns::Float(a) => match w.layout().spec().codes {
                 codes @ (Codes::F16 | Codes::BF16 | Codes::F32) => {
                     floats(codes, product, panels, a);
                 }
-                _ => with_format!(ty, F => mixed::<F>(product, panels, a)),
+                _ => with_format!(kind(), F => mixed::<F>(product, panels, a)),
             },
         }
     }
@@ -95,6 +96,9 @@ impl Dot for Avx512 {
         unsafe {
             let low = planes.low.add(b * low_bytes);
             let high = planes.high.add(b * high_bytes);
+            if matches!(F::CODES, Codes::Bits5And3) {
+                return split_codes(low, high, planes.rest.add(b * F::CODES.rest_bytes()));
+            }
             let mut codes = low_codes::<F>(low);
             or_high::<F>(&mut codes, high);
             if F::BOOK {
@@ -256,7 +260,7 @@ unsafe fn low_codes<F: Format>(low: *const u8) -> [__m512i; 8] {
         let mut codes = [_mm512_setzero_si512(); 8];
         match F::CODES {
             Codes::Bits8 => {
-                let flip = _mm512_set1_epi8(-128);
+                let flip = _mm512_set1_epi8(if F::UNPACKED { 0 } else { -128 });
                 for (g, code) in codes.iter_mut().enumerate() {
                     *code = _mm512_xor_si512(at(g), flip);
                 }
@@ -281,6 +285,58 @@ unsafe fn low_codes<F: Format>(low: *const u8) -> [__m512i; 8] {
             }
         }
         codes
+    }
+}
+
+/// Split codes put together, as unsigned bytes: bit 7 from the high plane, bits 3 to 6 from the low
+/// one, bits 0 to 2 from behind the panels.
+#[inline(always)]
+unsafe fn split_codes(low: *const u8, high: *const u8, rest: *const u8) -> [__m512i; 8] {
+    // SAFETY: the block lies in the planes.
+    unsafe {
+        let at = |p: *const u8, i: usize| _mm512_loadu_si512(p.add(64 * i).cast());
+        // `a` where the mask has ones, else `b`.
+        macro_rules! select {
+            ($mask:literal, $a:expr, $b:expr) => {
+                _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8($mask as i8), $a, $b)
+            };
+        }
+        macro_rules! code {
+            ($top:expr, $middle:expr, $rest:expr) => {
+                select!(0x78, $middle, select!(0x80u8, $top, $rest))
+            };
+        }
+        let [n0, n1, n2, n3] = [0, 1, 2, 3].map(|i| at(low, i));
+        let [r0, r1, r2] = [0, 1, 2].map(|i| at(rest, i));
+        let top = at(high, 0);
+        let sixth = select!(2, _mm512_srli_epi16::<5>(r1), _mm512_srli_epi16::<4>(r2));
+        let seventh = select!(2, _mm512_srli_epi16::<6>(r1), _mm512_srli_epi16::<5>(r2));
+        [
+            code!(_mm512_slli_epi16::<7>(top), _mm512_slli_epi16::<3>(n0), r0),
+            code!(
+                _mm512_slli_epi16::<6>(top),
+                _mm512_slli_epi16::<3>(n1),
+                _mm512_srli_epi16::<3>(r0)
+            ),
+            code!(_mm512_slli_epi16::<5>(top), _mm512_slli_epi16::<3>(n2), r1),
+            code!(
+                _mm512_slli_epi16::<4>(top),
+                _mm512_slli_epi16::<3>(n3),
+                _mm512_srli_epi16::<3>(r1)
+            ),
+            code!(_mm512_slli_epi16::<3>(top), _mm512_srli_epi16::<1>(n0), r2),
+            code!(
+                _mm512_slli_epi16::<2>(top),
+                _mm512_srli_epi16::<1>(n1),
+                _mm512_srli_epi16::<3>(r2)
+            ),
+            code!(
+                _mm512_slli_epi16::<1>(top),
+                _mm512_srli_epi16::<1>(n2),
+                select!(1, _mm512_srli_epi16::<6>(r0), sixth)
+            ),
+            code!(top, _mm512_srli_epi16::<1>(n3), select!(1, _mm512_srli_epi16::<7>(r0), seventh)),
+        ]
     }
 }
 

@@ -8,7 +8,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "an index names a register here, and unrolls")]
 
-use super::format::{Format, Min};
+use super::format::{Format, Min, Unpacked};
 use super::{FloatColumns, Int8Columns, Output, Scratch, panel_rows, reserve};
 use crate::pack::{BLOCK, Codes, PANEL_ROWS, PackedLayout, PackedMatrix};
 use std::ops::Range;
@@ -130,16 +130,21 @@ pub(super) struct Planes {
     pub mins: *const u8,
     pub high: *const u8,
     pub low: *const u8,
+    /// The low bits of split codes.
+    pub rest: *const u8,
     /// The codebook, where codes index one.
     pub book: [i8; 16],
 }
 
 impl Planes {
     #[inline(always)]
-    unsafe fn new(layout: &PackedLayout, panel: *const u8) -> Self {
+    unsafe fn new(w: &PackedMatrix<'_>, panel: usize) -> Self {
+        let layout: &PackedLayout = w.layout();
+        let (panel, rest) = (w.panel(panel).as_ptr(), w.rest(panel).as_ptr());
         // SAFETY: the offsets lie in the panel.
         unsafe {
             Planes {
+                rest,
                 supers: panel.add(layout.super_at),
                 scales: panel.add(layout.scales_at),
                 mins: panel.add(layout.mins_at),
@@ -160,6 +165,21 @@ pub(super) struct Terms<F> {
     pub halves: [F; 2],
     /// The block's minimum; or the negated super minimum and the halves' integer minimums.
     pub mins: [F; 3],
+}
+
+/// [`Dot::terms`], where the codes are high bits for those.
+#[inline(always)]
+unsafe fn terms<D: Dot, F: Format>(planes: &Planes, b: usize, part: usize) -> Terms<D::F> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut terms = D::terms::<F>(planes, b, part);
+        if F::HIGH {
+            // Both products are exact: an f16 times a number of three bits.
+            terms.mins[0] = D::mul(terms.scale, D::splat(3.5));
+            terms.scale = D::mul(terms.scale, D::splat(8.0));
+        }
+        terms
+    }
 }
 
 /// A block of one int8 column.
@@ -247,7 +267,7 @@ impl Product<'_> {
                 }
                 let (column, row) = (t / step + i, panel * PANEL_ROWS + first);
                 if rows >= first + D::ROWS {
-                    let at = self.out.ptr.add(column * self.out.stride + row);
+                    let at = self.out.at(column, row);
                     D::put(at, if self.out.add { D::add(D::get(at), y) } else { y });
                 } else {
                     let mut values = [0.0f32; PANEL_ROWS];
@@ -272,7 +292,7 @@ pub(super) unsafe fn int8<D: Dot, F: Format>(
         if D::TILES && a.n >= TILE_FROM {
             tiles::<D, F, 4>(product, panels, a, scratch);
         } else {
-            few::<D, F>(product, panels, a);
+            few::<D, F>(product, panels, a, scratch);
         }
     }
 }
@@ -280,9 +300,20 @@ pub(super) unsafe fn int8<D: Dot, F: Format>(
 /// Few columns, or many where unpacking in registers is the faster way: blocks of panels that stay
 /// in the second-level cache meet blocks of columns that do too.
 #[inline(always)]
-unsafe fn few<D: Dot, F: Format>(product: Product<'_>, panels: Range<usize>, a: &Int8Columns<'_>) {
+unsafe fn few<D: Dot, F: Format>(
+    product: Product<'_>,
+    panels: Range<usize>,
+    a: &Int8Columns<'_>,
+    scratch: &mut Scratch,
+) {
     let panel_block = (PANEL_BLOCK_BYTES / product.w.layout().panel_bytes()).max(1);
     let column_block = (COLUMN_BLOCK_BYTES / (a.blocks * BLOCK)).next_multiple_of(8);
+    // Split codes cost more to unpack than to multiply a few times: many columns meet them unpacked.
+    let unpack = !D::TILES && matches!(F::CODES, Codes::Bits5And3) && a.n >= TILE_FROM;
+    let buffer = match unpack {
+        true => reserve(&mut scratch.codes, a.blocks * BLOCK * PANEL_ROWS),
+        false => std::ptr::null_mut(),
+    };
     let mut first = panels.start;
     while first < panels.end {
         let end = (first + panel_block).min(panels.end);
@@ -290,8 +321,17 @@ unsafe fn few<D: Dot, F: Format>(product: Product<'_>, panels: Range<usize>, a: 
         while columns < a.n {
             let columns_end = (columns + column_block).min(a.n);
             for panel in first..end {
-                // SAFETY: the panel and the columns exist.
-                unsafe { few_block::<D, F>(product, panel, a, columns..columns_end) };
+                // SAFETY: the panel and the columns exist, and the buffer holds a panel.
+                unsafe {
+                    let mut planes = Planes::new(product.w, panel);
+                    if unpack {
+                        unpack_panel::<D, F>(product, panel, &planes, a.blocks, buffer);
+                        planes.low = buffer;
+                        few_block::<D, Unpacked>(product, panel, &planes, a, columns..columns_end);
+                    } else {
+                        few_block::<D, F>(product, panel, &planes, a, columns..columns_end);
+                    }
+                }
             }
             columns = columns_end;
         }
@@ -299,10 +339,47 @@ unsafe fn few<D: Dot, F: Format>(product: Product<'_>, panels: Range<usize>, a: 
     }
 }
 
+/// Unpacks a panel's codes into `buffer`, `[block][8][4 * 16]`.
+#[inline(always)]
+unsafe fn unpack_panel<D: Dot, F: Format>(
+    product: Product<'_>,
+    panel: usize,
+    planes: &Planes,
+    blocks: usize,
+    buffer: *mut u8,
+) {
+    let (main, rest) = (product.w.panel(panel).as_ptr(), product.w.rest(panel).as_ptr());
+    let rest_bytes = F::CODES.rest_bytes();
+    for b in 0..blocks {
+        // SAFETY: the block exists, and the buffer holds it; a prefetch may name any address.
+        unsafe {
+            prefetch_lines::<D>(main.wrapping_add(b * F::BLOCK_BYTES), F::BLOCK_BYTES);
+            prefetch_lines::<D>(rest.wrapping_add(b * rest_bytes), rest_bytes);
+            for part in 0..PANEL_ROWS / D::ROWS {
+                let to = buffer.add(b * BLOCK * PANEL_ROWS + 4 * D::ROWS * part);
+                for (g, code) in D::codes::<F>(planes, b, part).into_iter().enumerate() {
+                    D::put_codes(to.add(4 * PANEL_ROWS * g), code);
+                }
+            }
+        }
+    }
+}
+
+/// Asks for what stands [`Dot::PREFETCH_BYTES`] behind `bytes` bytes at `at`.
+#[inline(always)]
+unsafe fn prefetch_lines<D: Dot>(at: *const u8, bytes: usize) {
+    let ahead = at.wrapping_add(D::PREFETCH_BYTES);
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a prefetch may name any address.
+        unsafe { D::prefetch(ahead.wrapping_add(64 * line)) };
+    }
+}
+
 #[inline(always)]
 unsafe fn few_block<D: Dot, F: Format>(
     product: Product<'_>,
     panel: usize,
+    planes: &Planes,
     a: &Int8Columns<'_>,
     columns: Range<usize>,
 ) {
@@ -311,10 +388,10 @@ unsafe fn few_block<D: Dot, F: Format>(
     unsafe {
         while t < columns.end {
             t += match columns.end - t {
-                8.. if D::FEW >= 8 => few_parts::<D, F, 8>(product, panel, a, t),
-                4.. => few_parts::<D, F, 4>(product, panel, a, t),
-                2.. => few_parts::<D, F, 2>(product, panel, a, t),
-                _ => few_parts::<D, F, 1>(product, panel, a, t),
+                8.. if D::FEW >= 8 => few_parts::<D, F, 8>(product, panel, planes, a, t),
+                4.. => few_parts::<D, F, 4>(product, panel, planes, a, t),
+                2.. => few_parts::<D, F, 2>(product, panel, planes, a, t),
+                _ => few_parts::<D, F, 1>(product, panel, planes, a, t),
             };
         }
     }
@@ -324,15 +401,16 @@ unsafe fn few_block<D: Dot, F: Format>(
 unsafe fn few_parts<D: Dot, F: Format, const C: usize>(
     product: Product<'_>,
     panel: usize,
+    planes: &Planes,
     a: &Int8Columns<'_>,
     t: usize,
 ) -> usize {
     // SAFETY: the caller's contract.
     unsafe {
         match PANEL_ROWS / D::ROWS {
-            1 => few_columns::<D, F, C, 1>(product, panel, a, t),
-            2 => few_columns::<D, F, C, 2>(product, panel, a, t),
-            _ => few_columns::<D, F, C, 4>(product, panel, a, t),
+            1 => few_columns::<D, F, C, 1>(product, panel, planes, a, t),
+            2 => few_columns::<D, F, C, 2>(product, panel, planes, a, t),
+            _ => few_columns::<D, F, C, 4>(product, panel, planes, a, t),
         }
     }
 }
@@ -342,24 +420,23 @@ unsafe fn few_parts<D: Dot, F: Format, const C: usize>(
 unsafe fn few_columns<D: Dot, F: Format, const C: usize, const P: usize>(
     product: Product<'_>,
     panel: usize,
+    planes: &Planes,
     a: &Int8Columns<'_>,
     t: usize,
 ) -> usize {
-    let bytes = product.w.panel(panel);
+    let bytes = product.w.panel(panel).as_ptr();
+    let rest_bytes = F::CODES.rest_bytes();
     // SAFETY: blocks and columns exist; a prefetch may name any address.
     unsafe {
-        let planes = Planes::new(product.w.layout(), bytes.as_ptr());
         let mut acc = [[D::splat(0.0); C]; P];
         for b in 0..a.blocks {
-            if t == 0 {
-                let ahead = bytes.as_ptr().wrapping_add(b * F::BLOCK_BYTES + D::PREFETCH_BYTES);
-                for line in 0..F::BLOCK_BYTES.div_ceil(64) {
-                    D::prefetch(ahead.wrapping_add(64 * line));
-                }
+            if t == 0 && !F::UNPACKED {
+                prefetch_lines::<D>(bytes.wrapping_add(b * F::BLOCK_BYTES), F::BLOCK_BYTES);
+                prefetch_lines::<D>(planes.rest.wrapping_add(b * rest_bytes), rest_bytes);
             }
             for (part, acc) in acc.iter_mut().enumerate() {
-                let codes = D::codes::<F>(&planes, b, part);
-                let terms = D::terms::<F>(&planes, b, part);
+                let codes = D::codes::<F>(planes, b, part);
+                let terms = terms::<D, F>(planes, b, part);
                 for (c, acc) in acc.iter_mut().enumerate() {
                     let column = ColumnBlock::of(a, t + c, b);
                     let mut sums = D::start::<F>(column.sums);
@@ -454,14 +531,13 @@ impl<D: Dot> Tile<'_, D> {
             let part = (self.part + p).min(self.end - 1);
             // SAFETY: as the caller says.
             unsafe {
-                let panel = self.product.w.panel(part / parts).as_ptr();
-                let planes = Planes::new(self.product.w.layout(), panel);
+                let planes = Planes::new(self.product.w, part / parts);
                 for (i, b) in self.blocks.clone().enumerate() {
                     let codes = D::for_tile(D::codes::<F>(&planes, b, part % parts));
                     for (g, code) in codes.into_iter().enumerate() {
                         D::put_codes(self.codes_at(i, p, g), code);
                     }
-                    let terms = D::terms::<F>(&planes, b, part % parts);
+                    let terms = terms::<D, F>(&planes, b, part % parts);
                     self.terms.add(i * 2 + p).write(terms);
                 }
             }
@@ -562,7 +638,7 @@ unsafe fn mixed_columns<D: Dot, F: Format, const C: usize>(
 ) -> usize {
     // SAFETY: blocks and columns exist.
     unsafe {
-        let planes = Planes::new(product.w.layout(), product.w.panel(panel).as_ptr());
+        let planes = Planes::new(product.w, panel);
         let mut acc = [D::splat(0.0); C];
         for b in 0..a.blocks {
             let mut p = [[D::splat(0.0); 2]; C];
@@ -576,7 +652,7 @@ unsafe fn mixed_columns<D: Dot, F: Format, const C: usize>(
                     }
                 }
             }
-            let terms = D::terms::<F>(&planes, b, part);
+            let terms = terms::<D, F>(&planes, b, part);
             for c in 0..C {
                 let sums = a.sums.as_ptr().add(2 * ((t + c) * a.blocks + b));
                 acc[c] = mixed_finish::<D, F>(acc[c], p[c], &terms, [*sums, *sums.add(1)]);

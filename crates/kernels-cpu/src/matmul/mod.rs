@@ -28,6 +28,9 @@
 //! ```
 //! *float weights* always meet f32 activations: `acc = acc + p`.
 //!
+//! *high bits* `h` of split codes `c = 8 h + l` (only to choose among rows, see [`crate::screen`]): int8
+//! activations as above with `w = h - 16`, `8 scale` for the scale, and the minimum `3.5 scale`.
+//!
 //! *split activations* are two int8 columns, the high and the low part; `y = acc_high + acc_low`.
 //!
 //! # Why an exact integer
@@ -51,6 +54,7 @@ mod scalar;
 
 pub use acts::{FloatColumns, Int8Columns, half_block_sum};
 
+use self::format::Bits;
 use crate::isa::{CpuFeatures, Isa};
 use crate::pack::{PANEL_ROWS, PackedMatrix};
 use std::ops::Range;
@@ -74,6 +78,8 @@ pub struct Output {
     ptr: *mut f32,
     len: usize,
     stride: usize,
+    /// The row that stands first in each column.
+    first: usize,
     add: bool,
 }
 
@@ -86,7 +92,13 @@ unsafe impl Sync for Output {}
 impl Output {
     /// Results overwrite (or, with `add`, are added to) `buffer`, whose row length is `stride`.
     pub fn new(buffer: &mut [f32], stride: usize, add: bool) -> Self {
-        Output { ptr: buffer.as_mut_ptr(), len: buffer.len(), stride, add }
+        Output { ptr: buffer.as_mut_ptr(), len: buffer.len(), stride, first: 0, add }
+    }
+
+    /// Results of the rows from `first` on overwrite `buffer`: element `[t][n]` at
+    /// `t * stride + n - first`.
+    pub fn of_rows(buffer: &mut [f32], stride: usize, first: usize) -> Self {
+        Output { first, ..Output::new(buffer, stride, false) }
     }
 
     /// As [`Output::new`], from a raw buffer of `len` floats.
@@ -94,20 +106,28 @@ impl Output {
     /// # Safety
     /// The buffer must stay valid while the output is used.
     pub(crate) unsafe fn from_raw(ptr: *mut f32, len: usize, stride: usize, add: bool) -> Self {
-        Output { ptr, len, stride, add }
+        Output { ptr, len, stride, first: 0, add }
+    }
+
+    /// Where row `row` of column `t` goes.
+    ///
+    /// # Safety
+    /// The element lies in the buffer.
+    #[inline(always)]
+    unsafe fn at(&self, t: usize, row: usize) -> *mut f32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.ptr.add(t * self.stride + row - self.first) }
     }
 
     /// Writes up to 16 values of column `t` from row `row`.
     ///
     /// # Safety
-    /// `t * stride + row + values.len()` must lie in the buffer, and no other thread may touch it.
+    /// The values' elements must lie in the buffer, and no other thread may touch them.
     #[inline(always)]
     unsafe fn write(&self, t: usize, row: usize, values: &[f32]) {
-        debug_assert!(t * self.stride + row + values.len() <= self.len);
+        debug_assert!(t * self.stride + row - self.first + values.len() <= self.len);
         // SAFETY: the caller's contract.
-        let out = unsafe {
-            std::slice::from_raw_parts_mut(self.ptr.add(t * self.stride + row), values.len())
-        };
+        let out = unsafe { std::slice::from_raw_parts_mut(self.at(t, row), values.len()) };
         for (y, v) in out.iter_mut().zip(values) {
             *y = if self.add { *y + *v } else { *v };
         }
@@ -146,7 +166,7 @@ impl Columns<'_> {
         }
     }
 
-    fn check(&self, w: &PackedMatrix<'_>, out: &Output) {
+    fn check(&self, w: &PackedMatrix<'_>, panels: &Range<usize>, out: &Output) {
         let blocks = w.layout().blocks();
         match self {
             Columns::Int8(a) | Columns::Split(a) => {
@@ -155,9 +175,11 @@ impl Columns<'_> {
             }
             Columns::Float(a) => a.check(blocks),
         }
-        assert!(out.stride >= w.layout().rows());
-        if self.n() > 0 {
-            assert!((self.n() - 1) * out.stride + w.layout().rows() <= out.len);
+        assert!(panels.end <= w.layout().panels());
+        if self.n() > 0 && !panels.is_empty() {
+            assert!(out.first <= panels.start * PANEL_ROWS);
+            let end = (panels.end * PANEL_ROWS).min(w.layout().rows()) - out.first;
+            assert!(end <= out.stride && (self.n() - 1) * out.stride + end <= out.len);
         }
     }
 }
@@ -175,21 +197,49 @@ pub fn run_panels(
     out: &Output,
     scratch: &mut Scratch,
 ) {
-    columns.check(w, out);
-    assert!(panels.end <= w.layout().panels());
+    run(cpu, Bits::All, w, panels, columns, out, scratch);
+}
+
+/// [`run_panels`] with the high bits of split codes alone: `y` as if each code's three low bits were
+/// 3.5. How far that may be from the product is in [`crate::screen`].
+///
+/// # Panics
+/// Where shapes disagree, codes are not split, or the activations are f32.
+pub fn run_panels_high(
+    cpu: CpuFeatures,
+    w: &PackedMatrix<'_>,
+    panels: Range<usize>,
+    columns: &Columns<'_>,
+    out: &Output,
+    scratch: &mut Scratch,
+) {
+    assert!(w.layout().can_screen() && !matches!(columns, Columns::Float(_)));
+    run(cpu, Bits::High, w, panels, columns, out, scratch);
+}
+
+fn run(
+    cpu: CpuFeatures,
+    bits: Bits,
+    w: &PackedMatrix<'_>,
+    panels: Range<usize>,
+    columns: &Columns<'_>,
+    out: &Output,
+    scratch: &mut Scratch,
+) {
+    columns.check(w, &panels, out);
     match cpu.isa() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: shapes were checked; the features are those the CPU has.
-        Isa::Avx512 => unsafe { avx512::run(w, panels, columns, out, scratch) },
+        Isa::Avx512 => unsafe { avx512::run(bits, w, panels, columns, out, scratch) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: shapes were checked; the features are those the CPU has.
-        Isa::Avx2 => unsafe { avx2::run(cpu, w, panels, columns, out, scratch) },
+        Isa::Avx2 => unsafe { avx2::run(cpu, bits, w, panels, columns, out, scratch) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: shapes were checked; the features are those the CPU has.
-        Isa::Neon => unsafe { neon::run(cpu, w, panels, columns, out, scratch) },
+        Isa::Neon => unsafe { neon::run(cpu, bits, w, panels, columns, out, scratch) },
         _ => {
             let _ = scratch;
-            scalar::run(w, panels, columns, out);
+            scalar::run(bits, w, panels, columns, out);
         }
     }
 }
@@ -200,4 +250,4 @@ fn panel_rows(w: &PackedMatrix<'_>, panel: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@
 //! (their offset is taken back through the sums of the inputs) and are signed bytes otherwise.
 //! The two newer instructions are written in assembly, since their intrinsics are not stable yet.
 
-use super::format::{Format, with_format};
+use super::format::{Bits, Format, Kind, with_format};
 use super::generic::{self, ColumnBlock, Dot, Planes, Product, Terms};
 use super::{Columns, FloatColumns, Int8Columns, Output, Scratch};
 use crate::isa::CpuFeatures;
@@ -19,13 +19,14 @@ use std::ops::Range;
 /// The CPU has Advanced SIMD and what else `cpu` says; shapes were checked.
 pub(super) unsafe fn run(
     cpu: CpuFeatures,
+    bits: Bits,
     w: &PackedMatrix<'_>,
     panels: Range<usize>,
     columns: &Columns<'_>,
     out: &Output,
     scratch: &mut Scratch,
 ) {
-    let ty = w.layout().spec().ty;
+    let kind = || Kind::of(w.layout().spec(), bits);
     let split = matches!(columns, Columns::Split(_));
     let product = Product { w, out, split };
     let a = match columns {
@@ -37,14 +38,14 @@ pub(super) unsafe fn run(
                     codes @ (Codes::F16 | Codes::BF16 | Codes::F32) => {
                         floats(codes, product, panels, a);
                     }
-                    _ => with_format!(ty, F => mixed::<F>(product, panels, a)),
+                    _ => with_format!(kind(), F => mixed::<F>(product, panels, a)),
                 }
             };
         }
     };
     macro_rules! run {
         ($kernel:ident) => {
-            with_format!(ty, F => $kernel::<F>(product, panels, a, scratch))
+            with_format!(kind(), F => $kernel::<F>(product, panels, a, scratch))
         };
     }
     // SAFETY: the caller's contract.
@@ -197,6 +198,9 @@ impl<const BYTES: u8> Dot for Neon<BYTES> {
         unsafe {
             let mut codes = low_codes::<F>(planes.low.add(b * low_bytes + 16 * part));
             or_high::<F>(&mut codes, planes.high.wrapping_add(b * high_bytes + 16 * part));
+            if matches!(F::CODES, Codes::Bits5And3) {
+                or_rest(&mut codes, planes.rest.add(b * F::CODES.rest_bytes() + 16 * part));
+            }
             if F::BOOK {
                 let book = vld1q_s8(planes.book.as_ptr());
                 return codes.map(|code| vqtbl1q_s8(book, code));
@@ -496,7 +500,7 @@ unsafe fn low_codes<F: Format>(low: *const u8) -> [uint8x16_t; 8] {
         let at = |i: usize| vld1q_u8(low.add(64 * i));
         match F::CODES {
             Codes::Bits8 => [at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)],
-            Codes::Bits4 | Codes::Bits5 | Codes::Bits6 => {
+            Codes::Bits4 | Codes::Bits5 | Codes::Bits5And3 | Codes::Bits6 => {
                 let both = [at(0), at(1), at(2), at(3)];
                 let [a, b, c, d] = both.map(|v| vandq_u8(v, vdupq_n_u8(15)));
                 let [e, f, g, h] = both.map(|v| vshrq_n_u8::<4>(v));
@@ -543,7 +547,7 @@ unsafe fn or_high<F: Format>(codes: &mut [uint8x16_t; 8], high: *const u8) {
                     6 => vshrq_n_u8::<4>(bits), 7 => vshrq_n_u8::<5>(bits),
                 });
             }
-            Codes::Bits5 => {
+            Codes::Bits5 | Codes::Bits5And3 => {
                 let bits = at(0);
                 or_bits!(codes, 16, {
                     0 => vshlq_n_u8::<4>(bits), 1 => vshlq_n_u8::<3>(bits),
@@ -562,6 +566,34 @@ unsafe fn or_high<F: Format>(codes: &mut [uint8x16_t; 8], high: *const u8) {
                 });
             }
             _ => {}
+        }
+    }
+}
+
+/// Puts the three low bits below the five that split codes have in the panel, and makes signed bytes
+/// of them.
+#[inline(always)]
+unsafe fn or_rest(codes: &mut [uint8x16_t; 8], rest: *const u8) {
+    // SAFETY: the part of the block lies behind the panels.
+    unsafe {
+        let [r0, r1, r2] = [0, 64, 128].map(|i| vld1q_u8(rest.add(i)));
+        let bit = |value: uint8x16_t, mask: u8| vandq_u8(value, vdupq_n_u8(mask));
+        let three = |value: uint8x16_t| bit(value, 7);
+        let sixth = vorrq_u8(bit(vshrq_n_u8::<6>(r0), 1), bit(vshrq_n_u8::<5>(r1), 2));
+        let seventh = vorrq_u8(vshrq_n_u8::<7>(r0), bit(vshrq_n_u8::<6>(r1), 2));
+        let low = [
+            three(r0),
+            three(vshrq_n_u8::<3>(r0)),
+            three(r1),
+            three(vshrq_n_u8::<3>(r1)),
+            three(r2),
+            three(vshrq_n_u8::<3>(r2)),
+            vorrq_u8(sixth, bit(vshrq_n_u8::<4>(r2), 4)),
+            vorrq_u8(seventh, bit(vshrq_n_u8::<5>(r2), 4)),
+        ];
+        for (code, low) in codes.iter_mut().zip(low) {
+            let byte = vorrq_u8(vshlq_n_u8::<3>(*code), low);
+            *code = veorq_u8(byte, vdupq_n_u8(128));
         }
     }
 }

@@ -1,18 +1,25 @@
 //! The reference: the order of sums exactly as the module's documentation states it.
 
+use super::format::Bits;
 use super::{Columns, FloatColumns, Int8Columns, Output, panel_rows};
 use crate::pack::{BLOCK, BlockScales, MinTerm, PANEL_ROWS, PackedMatrix, PanelBlock};
 use std::ops::Range;
 
-pub(super) fn run(w: &PackedMatrix<'_>, panels: Range<usize>, columns: &Columns<'_>, out: &Output) {
+pub(super) fn run(
+    bits: Bits,
+    w: &PackedMatrix<'_>,
+    panels: Range<usize>,
+    columns: &Columns<'_>,
+    out: &Output,
+) {
     for panel in panels {
         let rows = panel_rows(w, panel);
         for t in 0..columns.n() {
             let y = match columns {
-                Columns::Int8(a) => int8_column(w, panel, a, t),
+                Columns::Int8(a) => int8_column(bits, w, panel, a, t),
                 Columns::Split(a) => {
-                    let high = int8_column(w, panel, a, 2 * t);
-                    let low = int8_column(w, panel, a, 2 * t + 1);
+                    let high = int8_column(bits, w, panel, a, 2 * t);
+                    let low = int8_column(bits, w, panel, a, 2 * t + 1);
                     std::array::from_fn(|r| high[r] + low[r])
                 }
                 Columns::Float(a) if w.layout().spec().is_float() => float_column(w, panel, a, t),
@@ -38,10 +45,28 @@ fn add_min(acc: &mut f32, r: usize, scales: &BlockScales, sum: [f32; 2], whole: 
     }
 }
 
-fn int8_column(w: &PackedMatrix<'_>, panel: usize, a: &Int8Columns<'_>, t: usize) -> Sums {
+/// The block as [`Bits::High`] has it.
+fn high_bits(PanelBlock { q, scales }: PanelBlock) -> PanelBlock {
+    let scale = scales.scale.map(|s| s * 8.0);
+    let min = MinTerm::Block(scales.scale.map(|s| s * 3.5));
+    // An arithmetic shift rounds down, as dropping the low bits of the unsigned byte does.
+    PanelBlock { q: q.map(|row| row.map(|q| q >> 3)), scales: BlockScales { scale, min, ..scales } }
+}
+
+fn int8_column(
+    bits: Bits,
+    w: &PackedMatrix<'_>,
+    panel: usize,
+    a: &Int8Columns<'_>,
+    t: usize,
+) -> Sums {
     let mut acc = [0.0f32; PANEL_ROWS];
     for b in 0..a.blocks {
-        let PanelBlock { q, scales } = w.panel_block(panel, b);
+        let block = w.panel_block(panel, b);
+        let PanelBlock { q, scales } = match bits {
+            Bits::All => block,
+            Bits::High => high_bits(block),
+        };
         let at = t * a.blocks + b;
         let x = &a.q[at * BLOCK..(at + 1) * BLOCK];
         let sum = [f32::from(a.sums[2 * at]), f32::from(a.sums[2 * at + 1])];

@@ -1,7 +1,7 @@
 //! Products against a float64 reference, and every instruction set against the scalar one.
 
 use super::*;
-use crate::pack::{BLOCK, PackedLayout, pack_rows};
+use crate::pack::{BLOCK, PackedLayout, pack_rest, pack_rows};
 use dunlin_quant as quant;
 use dunlin_spec::WeightType;
 
@@ -22,15 +22,15 @@ impl Random {
     }
 }
 
-struct Matrix {
-    layout: PackedLayout,
+pub(crate) struct Matrix {
+    pub layout: PackedLayout,
     bytes: Vec<Aligned>,
     /// `[rows][cols]`.
     values: Vec<f32>,
 }
 
 impl Matrix {
-    fn packed(&self) -> PackedMatrix<'_> {
+    pub fn packed(&self) -> PackedMatrix<'_> {
         // SAFETY: lines of 64 bytes are bytes.
         let bytes = unsafe {
             std::slice::from_raw_parts(self.bytes.as_ptr().cast::<u8>(), self.layout.bytes())
@@ -40,7 +40,7 @@ impl Matrix {
 }
 
 /// Random codes with random scales of moderate size.
-fn random_row(ty: WeightType, cols: usize, random: &mut Random) -> Vec<u8> {
+pub(crate) fn random_row(ty: WeightType, cols: usize, random: &mut Random) -> Vec<u8> {
     let mut row = vec![0u8; ty.row_bytes(cols).unwrap()];
     if !quant::is_quantized(ty) {
         let values: Vec<f32> = (0..cols).map(|_| random.float()).collect();
@@ -65,36 +65,46 @@ fn random_row(ty: WeightType, cols: usize, random: &mut Random) -> Vec<u8> {
 fn random_matrix(ty: WeightType, rows: usize, cols: usize, random: &mut Random) -> Matrix {
     let layout = PackedLayout::new(ty, rows, cols).unwrap();
     let source: Vec<Vec<u8>> = (0..rows).map(|_| random_row(ty, cols, random)).collect();
+    matrix(layout, &source)
+}
+
+/// A matrix of the file's rows.
+pub(crate) fn matrix(layout: PackedLayout, source: &[Vec<u8>]) -> Matrix {
+    let (ty, rows, cols) = (layout.spec().ty, layout.rows(), layout.cols());
     let mut values = vec![0.0; rows * cols];
     for (row, out) in source.iter().zip(values.chunks_exact_mut(cols)) {
         quant::dequantize_row(ty, row, out);
     }
     let mut bytes = vec![Aligned([0; 64]); layout.bytes() / 64];
-    let lines = layout.panel_bytes() / 64;
-    for (panel, rows) in bytes.chunks_exact_mut(lines).zip(source.chunks(PANEL_ROWS)) {
+    // SAFETY: lines of 64 bytes are bytes.
+    let all =
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<u8>(), layout.bytes()) };
+    let (panels, rests) = all.split_at_mut(layout.panel_bytes() * layout.panels());
+    let mut rests = rests.chunks_exact_mut(layout.rest_bytes().max(1));
+    let panels = panels.chunks_exact_mut(layout.panel_bytes());
+    for (panel, rows) in panels.zip(source.chunks(PANEL_ROWS)) {
         let rows: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
-        // SAFETY: lines of 64 bytes are bytes.
-        let panel = unsafe {
-            std::slice::from_raw_parts_mut(panel.as_mut_ptr().cast::<u8>(), layout.panel_bytes())
-        };
         pack_rows(&layout, &rows, panel);
+        if let Some(rest) = rests.next() {
+            pack_rest(&layout, &rows, rest);
+        }
     }
     Matrix { layout, bytes, values }
 }
 
-struct Inputs {
+pub(crate) struct Inputs {
     n: usize,
     blocks: usize,
     x: Vec<f32>,
     x_sums: Vec<f32>,
     q: Vec<i8>,
-    d: Vec<f32>,
-    ds: Vec<f32>,
+    pub d: Vec<f32>,
+    pub ds: Vec<f32>,
     sums: Vec<i16>,
 }
 
 impl Inputs {
-    fn random(n: usize, cols: usize, random: &mut Random) -> Self {
+    pub fn random(n: usize, cols: usize, random: &mut Random) -> Self {
         let blocks = cols.div_ceil(BLOCK);
         let mut x = vec![0.0f32; n * blocks * BLOCK];
         for column in x.chunks_exact_mut(blocks * BLOCK) {
@@ -115,7 +125,7 @@ impl Inputs {
         Inputs { n, blocks, x, x_sums, q, d, ds, sums }
     }
 
-    fn int8(&self) -> Int8Columns<'_> {
+    pub fn int8(&self) -> Int8Columns<'_> {
         Int8Columns {
             n: self.n,
             blocks: self.blocks,
@@ -126,7 +136,7 @@ impl Inputs {
         }
     }
 
-    fn float(&self) -> FloatColumns<'_> {
+    pub fn float(&self) -> FloatColumns<'_> {
         FloatColumns { n: self.n, blocks: self.blocks, x: &self.x, sums: &self.x_sums }
     }
 
@@ -137,7 +147,7 @@ impl Inputs {
     }
 }
 
-fn product(cpu: CpuFeatures, m: &Matrix, columns: &Columns<'_>) -> Vec<f32> {
+pub(crate) fn product(cpu: CpuFeatures, m: &Matrix, columns: &Columns<'_>) -> Vec<f32> {
     let rows = m.layout.rows();
     let mut y = vec![f32::NAN; columns.n() * rows];
     let out = Output::new(&mut y, rows, false);
@@ -149,7 +159,7 @@ fn product(cpu: CpuFeatures, m: &Matrix, columns: &Columns<'_>) -> Vec<f32> {
     y
 }
 
-fn every_cpu() -> Vec<CpuFeatures> {
+pub(crate) fn every_cpu() -> Vec<CpuFeatures> {
     let mut all = CpuFeatures::available();
     all.extend(CpuFeatures::available().into_iter().map(CpuFeatures::without_extras));
     all

@@ -19,6 +19,9 @@ pub enum Codes {
     Bits6,
     /// A signed byte.
     Bits8,
+    /// A byte as its five high bits, stored as those of [`Codes::Bits5`] are, and its three low ones,
+    /// which lie behind all panels: products with the high bits alone read nothing else.
+    Bits5And3,
     /// An IEEE half float, `[col][row]`.
     F16,
     /// A bfloat16, `[col][row]`.
@@ -87,11 +90,21 @@ impl PackSpec {
         };
         let codebook = quant::codebook(ty);
         let offset = match codes {
-            Codes::Bits8 | Codes::F16 | Codes::BF16 | Codes::F32 => 0,
+            Codes::Bits8 | Codes::Bits5And3 | Codes::F16 | Codes::BF16 | Codes::F32 => 0,
             _ if codebook.is_some() => 0,
             _ => quant::code_offset(ty),
         };
         PackSpec { ty, codes, scales, offset, codebook }
+    }
+
+    /// How `ty` is packed as a head whose best row is looked for: whole bytes are split, so that few
+    /// rows' low bits have to be read (see [`crate::screen`]).
+    pub fn of_head(ty: WeightType) -> PackSpec {
+        let plain = Self::of(ty);
+        match plain.codes {
+            Codes::Bits8 => PackSpec { codes: Codes::Bits5And3, ..plain },
+            _ => plain,
+        }
     }
 
     /// Whether the weights are floats.
@@ -102,17 +115,25 @@ impl PackSpec {
 
 impl Codes {
     /// Bytes of the low and of the high plane for one block of a panel. (Low alone for bytes and
-    /// floats.)
+    /// floats; of split bytes, the planes of the five high bits.)
     pub const fn plane_bytes(self) -> (usize, usize) {
         match self {
             Codes::Bits2 => (128, 0),
             Codes::Bits3 => (128, 64),
             Codes::Bits4 => (256, 0),
-            Codes::Bits5 => (256, 64),
+            Codes::Bits5 | Codes::Bits5And3 => (256, 64),
             Codes::Bits6 => (256, 128),
             Codes::Bits8 => (512, 0),
             Codes::F16 | Codes::BF16 => (2 * BLOCK * PANEL_ROWS, 0),
             Codes::F32 => (4 * BLOCK * PANEL_ROWS, 0),
+        }
+    }
+
+    /// Bytes of the low bits of one block that lie behind all panels.
+    pub const fn rest_bytes(self) -> usize {
+        match self {
+            Codes::Bits5And3 => 192,
+            _ => 0,
         }
     }
 }
@@ -147,6 +168,10 @@ pub struct PackedLayout {
     rows: usize,
     cols: usize,
     panel_bytes: usize,
+    /// Bytes of a panel's low bits, behind all panels.
+    rest_bytes: usize,
+    /// Offset in a panel of the rows' radii (see [`crate::screen`]), where codes are split.
+    pub(crate) radii_at: usize,
     /// Offsets in a panel of the planes: super, scales, minimums, high codes, low codes.
     pub(crate) super_at: usize,
     pub(crate) scales_at: usize,
@@ -159,11 +184,19 @@ impl PackedLayout {
     /// The layout of a matrix, or `None` where its size overflows or `cols` is not a whole number
     /// of the type's blocks.
     pub fn new(ty: WeightType, rows: usize, cols: usize) -> Option<Self> {
-        ty.row_bytes(cols)?;
+        Self::of(PackSpec::of(ty), rows, cols)
+    }
+
+    /// The layout of a head's matrix ([`PackSpec::of_head`]); `None` as above.
+    pub fn of_head(ty: WeightType, rows: usize, cols: usize) -> Option<Self> {
+        Self::of(PackSpec::of_head(ty), rows, cols)
+    }
+
+    fn of(spec: PackSpec, rows: usize, cols: usize) -> Option<Self> {
+        spec.ty.row_bytes(cols)?;
         if rows == 0 || cols == 0 {
             return None;
         }
-        let spec = PackSpec::of(ty);
         let blocks = cols.div_ceil(BLOCK);
         let supers = cols.div_ceil(SUPER);
         let (scale, min, sup) = spec.scales.plane_bytes();
@@ -174,6 +207,7 @@ impl PackedLayout {
             at = at.checked_add(n.checked_mul(each)?.checked_next_multiple_of(64)?)?;
             Some(here)
         };
+        let radii_at = plane(usize::from(spec.codes.rest_bytes() > 0), 4 * PANEL_ROWS)?;
         let super_at = plane(supers, sup)?;
         let scales_at = plane(blocks, scale)?;
         let mins_at = plane(blocks, min)?;
@@ -184,13 +218,16 @@ impl PackedLayout {
             rows,
             cols,
             panel_bytes: at,
+            rest_bytes: blocks.checked_mul(spec.codes.rest_bytes())?,
+            radii_at,
             super_at,
             scales_at,
             mins_at,
             high_at,
             low_at,
         };
-        at.checked_mul(layout.panels()).filter(|&n| n <= isize::MAX as usize)?;
+        let all = at.checked_add(layout.rest_bytes)?;
+        all.checked_mul(layout.panels()).filter(|&n| n <= isize::MAX as usize)?;
         Some(layout)
     }
 
@@ -224,8 +261,19 @@ impl PackedLayout {
         self.panel_bytes
     }
 
+    /// Bytes of one panel's low bits, which stand behind all panels; a multiple of 64, and zero but
+    /// for split codes.
+    pub fn rest_bytes(&self) -> usize {
+        self.rest_bytes
+    }
+
+    /// Whether the best row can be looked for with the high bits alone.
+    pub fn can_screen(&self) -> bool {
+        self.rest_bytes > 0
+    }
+
     /// Bytes of the whole packed matrix.
     pub fn bytes(&self) -> usize {
-        self.panel_bytes * self.panels()
+        (self.panel_bytes + self.rest_bytes) * self.panels()
     }
 }

@@ -14,6 +14,11 @@
 //!
 //! Float weights are `[col][row]` within a panel.
 //!
+//! A head of whole bytes is split ([`Codes::Bits5And3`]): the panels hold each code's five high bits,
+//! and 64 bytes of *radii* before them; the three low bits of all panels follow the last panel. Of
+//! them a block has three vectors of 64 bytes: groups `2 j` and `2 j + 1` in bits 0 to 2 and 3 to 5 of
+//! vector `j`; bit `j` of groups 6 and 7 in bits 6 and 7 of vector `j`.
+//!
 //! The layout is the same for every instruction set, so a pack made on one CPU serves another.
 //! Nothing is lost: packing is a permutation of the file's codes and scales.
 
@@ -25,7 +30,7 @@ mod write;
 pub use buffer::PackBuffer;
 pub use layout::{Codes, PackSpec, PackedLayout, Scales};
 pub use read::{BlockScales, MinTerm, PanelBlock};
-pub use write::pack_rows;
+pub use write::{pack_rest, pack_rows};
 
 /// Output rows in a panel.
 pub const PANEL_ROWS: usize = 16;
@@ -57,6 +62,24 @@ impl<'a> PackedMatrix<'a> {
     pub fn panel(&self, p: usize) -> &'a [u8] {
         let n = self.layout.panel_bytes();
         &self.data[p * n..(p + 1) * n]
+    }
+
+    /// The low bits of panel `p`, where codes are split; else nothing.
+    pub fn rest(&self, p: usize) -> &'a [u8] {
+        let n = self.layout.rest_bytes();
+        let first = self.layout.panel_bytes() * self.layout.panels();
+        &self.data[first + p * n..][..n]
+    }
+
+    /// The radii of panel `p`'s rows, where codes are split: see [`crate::screen`].
+    ///
+    /// # Panics
+    /// Where codes are not split.
+    pub fn radii(&self, p: usize) -> [f32; PANEL_ROWS] {
+        assert!(self.layout.can_screen());
+        let bytes = &self.panel(p)[self.layout.radii_at..][..4 * PANEL_ROWS];
+        let float = |r: usize| [0, 1, 2, 3].map(|i| bytes[4 * r + i]);
+        std::array::from_fn(|r| f32::from_le_bytes(float(r)))
     }
 
     /// All bytes.

@@ -119,12 +119,22 @@ impl PackedMatrix<'_> {
         let (low_bytes, high_bytes) = spec.codes.plane_bytes();
         let low = &bytes[layout.low_at + block * low_bytes..][..low_bytes];
         let high = &bytes[layout.high_at + block * high_bytes..][..high_bytes];
+        let rest_bytes = spec.codes.rest_bytes();
+        let rest = &self.rest(panel)[block * rest_bytes..][..rest_bytes];
         std::array::from_fn(|k| {
             let (group, lane) = (k / 4, 4 * r + k % 4);
             let nibble = |plane: &[u8]| plane[64 * (group % 4) + lane] >> (4 * (group / 4)) & 15;
             let pair = |plane: &[u8]| plane[64 * (group / 4) + lane] >> (2 * (group % 4)) & 3;
             let bit = |plane: &[u8]| plane[lane] >> group & 1;
+            let three = || match group {
+                0..6 => rest[64 * (group / 2) + lane] >> (3 * (group % 2)) & 7,
+                _ => (0..3).fold(0, |l, j| l | (rest[64 * j + lane] >> group & 1) << j),
+            };
             let code = match spec.codes {
+                Codes::Bits5And3 => {
+                    let byte = (nibble(low) | bit(high) << 4) << 3 | three();
+                    return i32::from(byte) - 128;
+                }
                 Codes::Bits2 => pair(low),
                 Codes::Bits3 => pair(low) | bit(high) << 2,
                 Codes::Bits4 => nibble(low),

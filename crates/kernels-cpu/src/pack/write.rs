@@ -1,10 +1,13 @@
 //! From a file's rows to panels.
 
 use super::{BLOCK, Codes, PANEL_ROWS, PackedLayout, SUPER, Scales};
+use crate::screen;
 use dunlin_quant::{self as quant, RawBlock};
+use half::f16;
 
 /// Packs one panel: `rows` are up to [`PANEL_ROWS`] rows of the file's blocks in output order,
-/// `panel` the panel's bytes, which are overwritten. Missing rows become zero weights.
+/// `panel` the panel's bytes, which are overwritten. Missing rows become zero weights. What
+/// [`pack_rest`] writes is left out.
 ///
 /// # Panics
 /// Where a row or the panel has the wrong length: the caller has checked both.
@@ -20,6 +23,40 @@ pub fn pack_rows(layout: &PackedLayout, rows: &[&[u8]], panel: &mut [u8]) {
         } else {
             for (i, block) in row.chunks_exact(ty.block_bytes()).enumerate() {
                 pack_block(layout, r, i, &quant::unpack(ty, block), panel);
+            }
+            if layout.can_screen() {
+                let radius = screen::radius(row.chunks_exact(ty.block_bytes()).map(|block| {
+                    let raw = quant::unpack(ty, block);
+                    (f16::from_bits(raw.d).to_f64(), raw.codes)
+                }));
+                let at = layout.radii_at + 4 * r;
+                panel[at..at + 4].copy_from_slice(&radius.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Packs the low bits of one panel, where codes are split: `rows` as in [`pack_rows`], `rest` the
+/// panel's share of what stands behind all panels.
+///
+/// # Panics
+/// As [`pack_rows`].
+pub fn pack_rest(layout: &PackedLayout, rows: &[&[u8]], rest: &mut [u8]) {
+    assert!(rows.len() <= PANEL_ROWS);
+    assert_eq!(rest.len(), layout.rest_bytes());
+    rest.fill(0);
+    let ty = layout.spec().ty;
+    let rest_bytes = layout.spec().codes.rest_bytes();
+    for (r, row) in rows.iter().enumerate() {
+        assert_eq!(Some(row.len()), ty.row_bytes(layout.cols()));
+        let blocks = row.chunks_exact(ty.block_bytes()).zip(rest.chunks_exact_mut(rest_bytes));
+        for (block, rest) in blocks {
+            for (k, code) in quant::unpack(ty, block).codes[..BLOCK].iter().enumerate() {
+                let (group, lane, low) = (k / 4, 4 * r + k % 4, code & 7);
+                match group {
+                    0..6 => rest[64 * (group / 2) + lane] |= low << (3 * (group % 2)),
+                    _ => (0..3).for_each(|j| rest[64 * j + lane] |= (low >> j & 1) << group),
+                }
             }
         }
     }
@@ -102,6 +139,10 @@ fn pack_codes(layout: &PackedLayout, r: usize, block: usize, codes: &[u8], panel
         let (group, lane) = (k / 4, 4 * r + k % 4);
         match kind {
             Codes::Bits8 => panel[low_at + 64 * group + lane] = code ^ 0x80,
+            Codes::Bits5And3 => {
+                let nibble = (code >> 3 & 15) << (4 * (group / 4));
+                panel[low_at + 64 * (group % 4) + lane] |= nibble;
+            }
             Codes::Bits4 | Codes::Bits5 | Codes::Bits6 => {
                 let nibble = (code & 15) << (4 * (group / 4));
                 panel[low_at + 64 * (group % 4) + lane] |= nibble;
@@ -114,6 +155,7 @@ fn pack_codes(layout: &PackedLayout, r: usize, block: usize, codes: &[u8], panel
         match kind {
             Codes::Bits3 => panel[high_at + lane] |= (code >> 2) << group,
             Codes::Bits5 => panel[high_at + lane] |= (code >> 4) << group,
+            Codes::Bits5And3 => panel[high_at + lane] |= (code >> 7) << group,
             Codes::Bits6 => {
                 panel[high_at + 64 * (group / 4) + lane] |= (code >> 4) << (2 * (group % 4));
             }

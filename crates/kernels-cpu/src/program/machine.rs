@@ -1,6 +1,7 @@
 //! Runs a program: buffers, threads and the division of a step's work.
 
 use super::attend::Attention;
+use super::best::Choices;
 use super::buffers::{Acts, Floats, Shared};
 use super::moe::Routes;
 use super::{Op, Program, Rows, ops};
@@ -10,7 +11,7 @@ use crate::matmul::Scratch;
 use crate::pack::PackedMatrix;
 use crate::pool::{SharedTeam, Worker};
 use crate::{CpuFeatures, KernelError};
-use dunlin_tensor::{LogitsWanted, SequenceInput};
+use dunlin_tensor::{Best, LogitsWanted, Screening, SequenceInput};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,6 +58,15 @@ impl<T: Default> PerThread<T> {
         // SAFETY: the caller's contract.
         unsafe { &mut *self.0[worker.index].get() }
     }
+
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Every thread's, between steps.
+    pub fn each(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().map(UnsafeCell::get_mut)
+    }
 }
 
 /// A new token.
@@ -73,13 +83,16 @@ pub(super) struct Step<'a> {
     pub weights: Weights<'a>,
     pub batch: &'a [SequenceInput<'a>],
     pub tokens: &'a [Token],
-    /// Rows of `tokens` whose logits are wanted.
+    /// Rows of `tokens` whose logits are wanted: first all of them, then the best alone.
     pub wanted: &'a [usize],
+    /// How many of `wanted` are wanted in full.
+    pub full: usize,
     pub floats: &'a [Floats],
     pub acts: &'a [Acts],
     pub ropes: &'a [RopeTable],
     pub routes: &'a Routes,
     pub attention: &'a Attention,
+    pub choices: &'a Choices,
     pub kv: &'a KvPool,
     pub scratch: &'a PerThread<Scratch>,
     pub work: &'a PerThread<Vec<f32>>,
@@ -89,7 +102,7 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     /// Rows that buffers of the given kind have in this step.
     pub fn rows(&self, rows: Rows) -> usize {
-        row_count(rows, self.tokens.len(), self.wanted.len())
+        row_count(rows, self.tokens.len(), self.wanted.len(), self.full)
     }
 
     /// This thread's shares of `0..total`, in pieces of `piece`, first come first served.
@@ -117,10 +130,11 @@ impl Step<'_> {
     }
 }
 
-fn row_count(rows: Rows, tokens: usize, wanted: usize) -> usize {
+fn row_count(rows: Rows, tokens: usize, wanted: usize, full: usize) -> usize {
     match rows {
         Rows::Tokens => tokens,
         Rows::Wanted => wanted,
+        Rows::Full => full,
         Rows::Routed { per_token } => tokens * per_token,
     }
 }
@@ -135,11 +149,16 @@ pub struct Machine {
     ropes: Vec<RopeTable>,
     routes: Routes,
     attention: Attention,
+    choices: Choices,
     scratch: PerThread<Scratch>,
     work: PerThread<Vec<f32>>,
     counters: Vec<Counter>,
     tokens: Vec<Token>,
     wanted: Vec<usize>,
+    /// Wanted rows whose logits are wanted in full.
+    full: usize,
+    /// The place in `wanted` of each position in the order of the batch.
+    places: Vec<usize>,
     profile: bool,
     times: StepTimes,
 }
@@ -175,12 +194,15 @@ impl Machine {
             ropes,
             routes: Routes::default(),
             attention: Attention::new(count),
+            choices: Choices::new(count),
             scratch: PerThread::new(count),
             work: PerThread::new(count),
             // The second half is for operations of two phases.
             counters: (0..2 * program.ops.len()).map(|_| Counter::default()).collect(),
             tokens: Vec::new(),
             wanted: Vec::new(),
+            full: 0,
+            places: Vec::new(),
             profile: false,
             times: StepTimes::default(),
             program,
@@ -235,7 +257,8 @@ impl Machine {
     }
 
     /// Runs one step. The batch was checked: token ids, block tables, at least one token each.
-    /// `logits` becomes `[wanted, vocab]`.
+    /// Sequences that are marked in `greedy` (those past its end are not) get an entry in `best` for
+    /// each wanted position, and `logits` becomes `[wanted, vocab]` of the others.
     ///
     /// # Errors
     /// No memory for the step's activations.
@@ -244,10 +267,11 @@ impl Machine {
         weights: Weights<'_>,
         kv: &mut KvPool,
         batch: &[SequenceInput<'_>],
-        logits: &mut Vec<f32>,
+        greedy: &[bool],
+        (logits, best): (&mut Vec<f32>, &mut Vec<Best>),
     ) -> Result<(), KernelError> {
-        self.list_tokens(batch);
-        self.size_buffers()?;
+        self.list_tokens(batch, greedy);
+        self.size_buffers(weights)?;
         self.attention.plan(&self.program, kv, batch, self.team.count())?;
         if let Some(positions) = self.tokens.iter().map(|t| t.position + 1).max() {
             self.ropes.iter_mut().for_each(|rope| rope.grow(positions));
@@ -258,7 +282,7 @@ impl Machine {
         let out = self.program.logits.map(|buffer| buffer.0);
         if let Some(out) = out {
             let floats = &mut self.floats[out];
-            logits.resize(self.wanted.len() * floats.width, 0.0);
+            logits.resize(self.full * floats.width, 0.0);
             // SAFETY: taken back below, before `logits` is used again.
             unsafe { floats.values.lend(logits) };
         }
@@ -267,14 +291,21 @@ impl Machine {
         if let Some(out) = out {
             self.floats[out].values.take_back();
         }
+        best.clear();
+        self.choices.take(best);
         Ok(())
+    }
+
+    /// How far looking for best tokens went, since the beginning.
+    pub fn screening(&self) -> Screening {
+        self.choices.screening()
     }
 
     /// Appends the normed hidden states, `[wanted, d]`, that the head read in the last step.
     pub fn hidden_states(&self, weights: Weights<'_>, to: &mut Vec<f32>) -> bool {
         let Some((buffer, weight, eps)) = self.program.hidden else { return false };
         let floats = &self.floats[buffer.0];
-        for row in 0..self.wanted.len() {
+        for &row in &self.places {
             let start = to.len();
             to.resize(start + floats.width, 0.0);
             let weight = &weights.vectors[weight.0];
@@ -283,32 +314,51 @@ impl Machine {
         true
     }
 
-    fn list_tokens(&mut self, batch: &[SequenceInput<'_>]) {
+    fn list_tokens(&mut self, batch: &[SequenceInput<'_>], greedy: &[bool]) {
         self.tokens.clear();
         self.wanted.clear();
+        self.places.clear();
+        let marked = |sequence: usize| greedy.get(sequence).is_some_and(|&marked| marked);
+        let all = || batch.iter().enumerate();
+        self.full = all().filter(|&(s, _)| !marked(s)).map(|(_, input)| input.wanted()).sum();
+        self.wanted.resize(all().map(|(_, input)| input.wanted()).sum(), 0);
+        let (mut next_full, mut next_best) = (0, self.full);
         for (sequence, input) in batch.iter().enumerate() {
             let first = self.tokens.len();
             for (i, &id) in input.tokens.iter().enumerate() {
                 self.tokens.push(Token { id, sequence, position: input.first_position + i });
             }
-            match input.logits {
-                LogitsWanted::None => {}
-                LogitsWanted::Last => self.wanted.push(self.tokens.len() - 1),
-                LogitsWanted::All => self.wanted.extend(first..self.tokens.len()),
+            let rows = match input.logits {
+                LogitsWanted::None => continue,
+                LogitsWanted::Last => self.tokens.len() - 1..self.tokens.len(),
+                LogitsWanted::All => first..self.tokens.len(),
+            };
+            let next = if marked(sequence) { &mut next_best } else { &mut next_full };
+            for row in rows {
+                self.wanted[*next] = row;
+                self.places.push(*next);
+                *next += 1;
             }
         }
     }
 
-    fn size_buffers(&mut self) -> Result<(), KernelError> {
+    fn size_buffers(&mut self, weights: Weights<'_>) -> Result<(), KernelError> {
         let (tokens, wanted) = (self.tokens.len(), self.wanted.len());
         for (i, &(rows, width)) in self.program.floats.iter().enumerate() {
             if self.program.logits.is_none_or(|l| l.0 != i) {
-                let rows = row_count(rows, tokens, wanted);
+                let rows = row_count(rows, tokens, wanted, self.full);
                 self.floats[i].values.resize(rows * width)?;
             }
         }
         for (acts, &(rows, _, _)) in self.acts.iter_mut().zip(&self.program.acts) {
-            acts.resize(row_count(rows, tokens, wanted))?;
+            acts.resize(row_count(rows, tokens, wanted, self.full))?;
+        }
+        let head = self.program.ops.iter().find_map(|op| match op {
+            Op::Best { matrix, .. } => Some(weights.matrices[matrix.0].layout().panels()),
+            _ => None,
+        });
+        if let Some(panels) = head {
+            self.choices.resize(wanted - self.full, panels)?;
         }
         Ok(())
     }
@@ -320,11 +370,13 @@ impl Machine {
             batch,
             tokens: &self.tokens,
             wanted: &self.wanted,
+            full: self.full,
             floats: &self.floats,
             acts: &self.acts,
             ropes: &self.ropes,
             routes: &self.routes,
             attention: &self.attention,
+            choices: &self.choices,
             kv,
             scratch: &self.scratch,
             work: &self.work,

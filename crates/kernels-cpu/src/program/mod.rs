@@ -6,6 +6,7 @@
 //! every output element is computed alone in a fixed order.
 
 mod attend;
+mod best;
 mod buffers;
 mod machine;
 mod moe;
@@ -34,8 +35,10 @@ pub struct ActBuf(pub usize);
 pub enum Rows {
     /// One for each new token.
     Tokens,
-    /// One for each position whose logits are wanted.
+    /// One for each position whose logits, or the best of them, are wanted.
     Wanted,
+    /// One for each position all of whose logits are wanted.
+    Full,
     /// One for each new token and chosen expert.
     Routed {
         /// Experts that each token uses.
@@ -73,7 +76,7 @@ pub enum Op {
         /// `[rows, d]`.
         out: ActBuf,
     },
-    /// `out[:, at..] = acts * matrix^T` for each matrix, or `+=` with `add`.
+    /// `out[:, at..] = acts * matrix^T` for each matrix, or `+=` with `add`, as many rows as `out` has.
     MatMul {
         /// Matrices `[n, d]` and the column of `out` where each one's rows begin.
         parts: Vec<(MatrixId, usize)>,
@@ -145,9 +148,21 @@ pub enum Op {
         /// `[wanted, d]`.
         out: FloatBuf,
     },
+    /// The best token of each position that wants no more: of `acts * matrix^T`, scaled and capped as
+    /// [`Op::Logits`] says.
+    Best {
+        /// `[vocab, d]`.
+        matrix: MatrixId,
+        /// `[wanted, d]`, of which those past the ones wanted in full are read.
+        acts: ActBuf,
+        /// Multiplies every value.
+        scale: Option<f32>,
+        /// The cap.
+        cap: Option<f32>,
+    },
     /// Scales and caps logits: `x = cap * tanh(x * scale / cap)`.
     Logits {
-        /// `[wanted, vocab]`.
+        /// `[full, vocab]`.
         x: FloatBuf,
         /// Multiplies every value.
         scale: Option<f32>,

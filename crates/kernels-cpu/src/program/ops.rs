@@ -1,7 +1,9 @@
 //! What one thread does of each operation.
 
+use super::best::{self, Head};
 use super::machine::Step;
 use super::{ActBuf, FloatBuf, MatrixId, Op, Rows, VectorId, moe};
+use crate::CpuFeatures;
 use crate::elementwise;
 use crate::kv::BLOCK_TOKENS;
 use crate::matmul::{Output, run_panels};
@@ -24,7 +26,7 @@ pub(super) fn run(op: &Op, i: usize, step: &Step<'_>, worker: &Worker<'_>) {
             });
         }
         Op::MatMul { parts, acts, out, add } => {
-            let rows = 0..step.acts[acts.0].rows;
+            let rows = 0..step.floats[out.0].values.len() / step.floats[out.0].width;
             matmul(i, step, worker, parts, *acts, rows, *out, *add);
         }
         Op::Heads { layer, spec, rope, qkv, bias, norms } => {
@@ -59,6 +61,14 @@ pub(super) fn run(op: &Op, i: usize, step: &Step<'_>, worker: &Worker<'_>) {
                 // SAFETY: row `t` is this thread's.
                 unsafe { out.row_mut(t) }.copy_from_slice(x.row(step.wanted[t]));
             });
+        }
+        Op::Best { matrix, acts, scale, cap } => {
+            best::run(
+                i,
+                step,
+                worker,
+                Head { matrix: *matrix, acts: *acts, scale: *scale, cap: *cap },
+            );
         }
         Op::Logits { x, scale, cap } => logits(i, step, worker, *x, *scale, *cap),
         Op::Route { logits, per_token, renormalize, acts, out } => {
@@ -179,13 +189,17 @@ fn logits(
     let piece = 4096;
     for range in step.shares(i, worker, x.values.len(), piece) {
         // SAFETY: the range is this thread's.
-        let part = unsafe { x.values.slice_mut(range) };
-        if let Some(scale) = scale {
-            elementwise::scale(step.cpu, part, scale);
-        }
-        if let Some(cap) = cap {
-            elementwise::softcap(step.cpu, part, cap);
-        }
+        scale_and_cap(step.cpu, unsafe { x.values.slice_mut(range) }, scale, cap);
+    }
+}
+
+/// `x = cap * tanh(x * scale / cap)`, or the part of it that there is.
+pub(super) fn scale_and_cap(cpu: CpuFeatures, x: &mut [f32], scale: Option<f32>, cap: Option<f32>) {
+    if let Some(scale) = scale {
+        elementwise::scale(cpu, x, scale);
+    }
+    if let Some(cap) = cap {
+        elementwise::softcap(cpu, x, cap);
     }
 }
 

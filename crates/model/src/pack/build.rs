@@ -4,7 +4,7 @@ use super::{BYTE_ORDER, DATA_START, Index, MAGIC, MatrixEntry, VERSION};
 use crate::weights::{MatrixKey, VectorKey};
 use crate::{ModelError, vocabulary, weights};
 use dunlin_checkpoint::{MatrixView, ModelFile, Role};
-use dunlin_kernels_cpu::pack::{PANEL_ROWS, PackedLayout, pack_rows};
+use dunlin_kernels_cpu::pack::{PANEL_ROWS, PackedLayout, pack_rest, pack_rows};
 use std::io::{self, Write};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -44,7 +44,7 @@ impl<'a> Plan<'a> {
         for key in weights::matrices(spec) {
             let view = file.matrix(key.role, key.layer, key.expert);
             let view = view.ok_or_else(|| missing(file, key))?;
-            let layout = PackedLayout::new(view.ty, view.rows, view.cols);
+            let layout = weights::layout(spec, &key, view.ty, (view.rows, view.cols));
             let layout = layout.ok_or_else(|| missing(file, key))?;
             let offset = at.take(layout.bytes()).ok_or_else(too_large)?;
             matrices.push((view, layout, offset));
@@ -86,7 +86,11 @@ impl<'a> Plan<'a> {
         let mut chunk = Vec::new();
         for (view, layout, offset) in &self.matrices {
             out.pad_to(*offset)?;
-            write_matrix(view, layout, threads, &mut chunk, &mut out)?;
+            let mut panels = Panels { view, layout, threads, chunk: &mut chunk };
+            panels.write(layout.panel_bytes(), pack_rows, &mut out)?;
+            if layout.rest_bytes() > 0 {
+                panels.write(layout.rest_bytes(), pack_rest, &mut out)?;
+            }
         }
         for (offset, values) in &self.vectors {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -136,36 +140,47 @@ impl Counted<'_> {
     }
 }
 
-fn write_matrix(
-    view: &MatrixView<'_>,
-    layout: &PackedLayout,
+/// The panels of one matrix, to be written.
+struct Panels<'a> {
+    view: &'a MatrixView<'a>,
+    layout: &'a PackedLayout,
     threads: usize,
-    chunk: &mut Vec<u8>,
-    out: &mut Counted<'_>,
-) -> io::Result<()> {
-    let size = layout.panel_bytes();
-    let each = (CHUNK_BYTES / size).max(1);
-    let mut first = 0;
-    while first < layout.panels() {
-        let n = each.min(layout.panels() - first);
-        chunk.resize(n * size, 0);
-        let per_thread = n.div_ceil(threads.max(1));
-        std::thread::scope(|scope| {
-            for (i, part) in chunk.chunks_mut(per_thread * size).enumerate() {
-                scope.spawn(move || {
-                    for (j, panel) in part.chunks_exact_mut(size).enumerate() {
-                        let start = (first + i * per_thread + j) * PANEL_ROWS;
-                        let rows = start..(start + PANEL_ROWS).min(view.rows);
-                        let rows: Vec<&[u8]> = rows.map(|r| view.row(r)).collect();
-                        pack_rows(layout, &rows, panel);
-                    }
-                });
-            }
-        });
-        out.write(chunk)?;
-        first += n;
+    chunk: &'a mut Vec<u8>,
+}
+
+impl Panels<'_> {
+    /// Writes `size` bytes of each panel, which `pack` makes of its rows.
+    fn write(
+        &mut self,
+        size: usize,
+        pack: fn(&PackedLayout, &[&[u8]], &mut [u8]),
+        out: &mut Counted<'_>,
+    ) -> io::Result<()> {
+        let Panels { view, layout, threads, chunk } = self;
+        let (view, layout) = (*view, *layout);
+        let each = (CHUNK_BYTES / size).max(1);
+        let mut first = 0;
+        while first < layout.panels() {
+            let n = each.min(layout.panels() - first);
+            chunk.resize(n * size, 0);
+            let per_thread = n.div_ceil((*threads).max(1));
+            std::thread::scope(|scope| {
+                for (i, part) in chunk.chunks_mut(per_thread * size).enumerate() {
+                    scope.spawn(move || {
+                        for (j, panel) in part.chunks_exact_mut(size).enumerate() {
+                            let start = (first + i * per_thread + j) * PANEL_ROWS;
+                            let rows = start..(start + PANEL_ROWS).min(view.rows);
+                            let rows: Vec<&[u8]> = rows.map(|r| view.row(r)).collect();
+                            pack(layout, &rows, panel);
+                        }
+                    });
+                }
+            });
+            out.write(chunk)?;
+            first += n;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn entry(view: &MatrixView<'_>, offset: usize) -> MatrixEntry {

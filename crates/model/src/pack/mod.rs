@@ -27,7 +27,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Raised whenever the layout of packs or of the tables in them changes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"dunlinpk";
 /// Reads differently on a machine of the other byte order.
 const BYTE_ORDER: u32 = 0x0102_0304;
@@ -210,13 +210,14 @@ fn check_index(index: &Index, len: usize) -> Result<Vec<PackedLayout>, BadPack> 
             Err(BadPack::Damaged("a part of it lies outside"))
         }
     };
-    let counts = (weights::matrices(&index.spec).len(), weights::vectors(&index.spec));
+    let keys = weights::matrices(&index.spec);
+    let counts = (keys.len(), weights::vectors(&index.spec));
     if index.matrices.len() != counts.0 || index.vectors.len() != counts.1.len() {
         return Err(BadPack::Damaged("it does not hold the weights of its spec"));
     }
     let mut layouts = Vec::with_capacity(index.matrices.len());
-    for m in &index.matrices {
-        let layout = PackedLayout::new(m.ty, m.rows, m.cols);
+    for (key, m) in keys.iter().zip(&index.matrices) {
+        let layout = weights::layout(&index.spec, key, m.ty, (m.rows, m.cols));
         let layout = layout.ok_or(BadPack::Damaged("a matrix has no possible shape"))?;
         inside(m.offset, layout.bytes(), 64)?;
         layouts.push(layout);

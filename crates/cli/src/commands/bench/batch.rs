@@ -19,7 +19,7 @@ use super::{
     peers::{Peer, Requests},
     workload::{Bench, Setting, prompt, request},
 };
-use crate::{commands::eval::argmax, model_args::ModelArgs, note};
+use crate::{model_args::ModelArgs, note};
 
 /// How much of everything.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -259,12 +259,11 @@ fn one_batch(
     output: usize,
 ) -> anyhow::Result<Duration> {
     let block_tokens = backend.block_tokens();
-    let vocab_size = backend.spec().vocab_size;
     let length = requests[0].prompt.len();
     let blocks = (length + output).div_ceil(block_tokens) as u32;
     let tables: Vec<Vec<u32>> =
         (0..requests.len() as u32).map(|i| (i * blocks..(i + 1) * blocks).collect()).collect();
-    let mut logits = Vec::new();
+    let (mut logits, mut best, mut greedy) = (Vec::new(), Vec::new(), Vec::new());
     let mut last = vec![0u32; requests.len()];
     let started = Instant::now();
     let most = backend.max_step_tokens();
@@ -286,10 +285,10 @@ fn one_batch(
             position = if end == length { 0 } else { end };
             sequence += usize::from(end == length);
         }
-        backend.forward(&inputs, &mut logits)?;
-        for (i, row) in logits.chunks_exact(vocab_size).enumerate() {
-            // Indices of a vocabulary fit.
-            last[first + i] = argmax(row) as u32;
+        greedy.resize(inputs.len(), true);
+        backend.forward_best(&inputs, &greedy, &mut logits, &mut best)?;
+        for (last, best) in last[first..].iter_mut().zip(&best) {
+            *last = best.token;
         }
     }
     for step in 0..output - 1 {
@@ -303,8 +302,9 @@ fn one_batch(
                 logits: LogitsWanted::Last,
             })
             .collect();
-        backend.forward(&inputs, &mut logits)?;
-        last = logits.chunks_exact(vocab_size).map(|row| argmax(row) as u32).collect();
+        greedy.resize(inputs.len(), true);
+        backend.forward_best(&inputs, &greedy, &mut logits, &mut best)?;
+        last = best.iter().map(|best| best.token).collect();
     }
     Ok(started.elapsed())
 }

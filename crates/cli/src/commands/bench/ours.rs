@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, Best, LogitsWanted, SequenceInput};
 
 use super::row::{Row, tokens};
-use crate::commands::eval::argmax;
 
 /// Tokens of a step while a row's depth is filled.
 const FILL_TOKENS: usize = 512;
@@ -16,6 +15,7 @@ pub struct Runner<'a> {
     backend: &'a mut dyn Backend,
     rows: Vec<Prepared>,
     logits: Vec<f32>,
+    best: Vec<Best>,
     vocab_size: usize,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Runner<'a> {
             backend.block_count()
         );
         let vocab_size = backend.spec().vocab_size;
-        Ok(Self { backend, rows, logits: Vec::new(), vocab_size })
+        Ok(Self { backend, rows, logits: Vec::new(), best: Vec::new(), vocab_size })
     }
 
     /// Tokens a second of the row with this index, once more.
@@ -96,7 +96,7 @@ impl<'a> Runner<'a> {
         let most = self.backend.max_step_tokens();
         let start = Instant::now();
         self.feed(index, 0, &ids, most, LogitsWanted::Last)?;
-        std::hint::black_box(argmax(&self.logits));
+        std::hint::black_box(&self.best);
         Ok(start.elapsed())
     }
 
@@ -122,10 +122,9 @@ impl<'a> Runner<'a> {
                     logits: LogitsWanted::Last,
                 })
                 .collect();
-            self.backend.forward(&batch, &mut self.logits)?;
-            let rows = self.logits.chunks_exact(self.vocab_size);
-            // Indices of a vocabulary fit.
-            last = rows.map(|logits| argmax(logits) as u32).collect();
+            let greedy = vec![true; batch.len()];
+            self.backend.forward_best(&batch, &greedy, &mut self.logits, &mut self.best)?;
+            last = self.best.iter().map(|best| best.token).collect();
         }
         Ok(())
     }
@@ -150,7 +149,7 @@ impl<'a> Runner<'a> {
                 block_table: table,
                 logits: if end == ids.len() { wanted } else { LogitsWanted::None },
             };
-            self.backend.forward(&[input], &mut self.logits)?;
+            self.backend.forward_best(&[input], &[true], &mut self.logits, &mut self.best)?;
             position = end;
         }
         Ok(())
