@@ -19,7 +19,7 @@ fn main() {
     let mut model = load(args[1].as_ref(), &options).unwrap();
     eprintln!("load {:.1} ms, {:?} {:?}", model.load_ns as f64 / 1e6, model.pack, model.notes);
     let blocks: Vec<u32> = (0..model.backend.block_count() as u32).collect();
-    let mut logits = Vec::new();
+    let (mut logits, mut best) = (Vec::new(), Vec::new());
     let profile = std::env::var_os("PROFILE").is_some();
     model.backend.set_profile(profile);
     let mut tokens = ids.clone();
@@ -34,10 +34,9 @@ fn main() {
                 block_table: &blocks,
                 logits: LogitsWanted::Last,
             };
-            model.backend.forward(&[input], &mut logits).unwrap();
+            model.backend.forward_best(&[input], &[true], &mut logits, &mut best).unwrap();
             at += step;
         }
-        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
         if turn < 3 || turn + 1 == n {
             eprintln!("turn {turn}: {:.3} ms", start.elapsed().as_nanos() as f64 / 1e6);
             if profile {
@@ -58,7 +57,7 @@ fn main() {
                 }
             }
         }
-        tokens.push(best as u32);
+        tokens.push(best[0].token);
     }
     println!("{:?}", &tokens[ids.len()..]);
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use dunlin_kernels_cpu::{CpuFeatures, Isa};
 use dunlin_model::{CpuModel, LoadOptions, load};
 use dunlin_spec::{ActivationPrecision, KvType};
-use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, Best, LogitsWanted, SequenceInput};
 use dunlin_testkit::engine::{Route, block_table, logits_from};
 use dunlin_testkit::golden::MODELS;
 use dunlin_testkit::models;
@@ -296,6 +296,72 @@ fn tiny_strangers() {
 #[test]
 fn real_strangers() {
     strangers_do_not_matter(&real_cases("real_strangers"));
+}
+
+/// The greedy choices of a model, alone and four at once, beside a sequence that wants its logits.
+fn best_tokens(case: &Case, model: &mut CpuModel) -> Vec<Best> {
+    let (mut logits, mut best, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    let tables = [0, 40].map(|first| block_table(model, case.tokens.len(), first));
+    let vocab = model.spec().vocab_size;
+    let mut run = |range: std::ops::Range<usize>, wanted: LogitsWanted| {
+        let input = |table| SequenceInput {
+            tokens: &case.tokens[range.clone()],
+            first_position: range.start,
+            block_table: table,
+            logits: wanted,
+        };
+        let batch = tables.each_ref().map(|table| input(table));
+        model.forward_best(&batch, &[false, true], &mut logits, &mut best).expect("a valid step");
+        // The two are the same sequence.
+        let rows: Vec<Best> = logits.chunks_exact(vocab).map(Best::of).collect();
+        assert_eq!(rows.len(), best.len());
+        assert!(rows.iter().zip(&best).all(|(a, b)| same_best(a, b)), "{}", case.name);
+        all.append(&mut best);
+    };
+    let mut at = 0;
+    while at < case.from {
+        let end = case.from.min(at + 32);
+        run(at..end, LogitsWanted::None);
+        at = end;
+    }
+    while at < case.tokens.len() {
+        let size = [1, 4, 1, 7][at % 4].min(case.tokens.len() - at);
+        run(at..at + size, LogitsWanted::All);
+        at += size;
+    }
+    all
+}
+
+fn same_best(a: &Best, b: &Best) -> bool {
+    (a.token, a.logit.to_bits()) == (b.token, b.logit.to_bits())
+}
+
+fn greedy_choices_are_exact(cases: &[Case], sets: &[CpuFeatures]) {
+    for case in cases {
+        let plain = case.plain();
+        let vocab = plain.len() / (case.tokens.len() - case.from);
+        let expected: Vec<Best> = plain.chunks_exact(vocab).map(Best::of).collect();
+        for &features in sets {
+            for threads in [1, 2] {
+                let mut model = case.load(|o| (o.cpu, o.threads) = (Some(features), Some(threads)));
+                let found = best_tokens(case, &mut model);
+                assert_eq!(found.len(), expected.len());
+                let differ = found.iter().zip(&expected).position(|(a, b)| !same_best(a, b));
+                assert_eq!(differ, None, "{}: {features:?}, {threads} threads", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_greedy_choices() {
+    let folder = tempfile::tempdir().unwrap();
+    greedy_choices_are_exact(&tiny_cases(folder.path()), &instruction_sets());
+}
+
+#[test]
+fn real_greedy_choices() {
+    greedy_choices_are_exact(&real_cases("real_greedy_choices"), &[CpuFeatures::best()]);
 }
 
 /// A prefix computed once and used by another sequence, through the same block and through a copy

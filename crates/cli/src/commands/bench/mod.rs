@@ -234,11 +234,13 @@ fn measure(args: &Args, path: &Path, work: &Work, file_bytes: u64) -> anyhow::Re
     }
     let peers: BTreeMap<_, _> = peers.into_iter().map(|p| (p.package().name, p.finish())).collect();
     let machine = probe.machine().clone();
+    let screening = loaded.backend.screening();
     let kv_bytes_per_value = kv_bytes_per_token / kv_values;
     let activations = args.model.activations;
     let mut report =
         Report::new(setting, found, machine, work, activations, kv_bytes_per_value, peers);
     report.peer_errors = errors;
+    report.screening = screening.map(Into::into);
     Ok(report)
 }
 

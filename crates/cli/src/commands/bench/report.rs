@@ -14,6 +14,7 @@ use super::{
     summary::{median, range},
 };
 use dunlin_spec::ActivationPrecision;
+use dunlin_tensor::Screening;
 
 /// What was run, and on what.
 #[derive(Debug, Clone, Serialize)]
@@ -63,6 +64,9 @@ pub struct Report {
     /// Our median over the fastest peer's.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ratios: BTreeMap<String, f64>,
+    /// How the best tokens were looked for, where the head's high bits were asked first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub screening: Option<HeadScreening>,
     /// Starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub startup: Option<Startup>,
@@ -72,6 +76,21 @@ pub struct Report {
     /// The order in which the rows were asked for.
     #[serde(skip)]
     order: Vec<Row>,
+}
+
+/// Panels of the head, counted once for each step that wanted best tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HeadScreening {
+    /// Panels whose high bits were multiplied.
+    pub screened: u64,
+    /// Those among them whose low bits were needed.
+    pub exact: u64,
+}
+
+impl From<Screening> for HeadScreening {
+    fn from(Screening { screened, exact }: Screening) -> Self {
+        Self { screened, exact }
+    }
 }
 
 /// The fastest peer of a row.
@@ -108,6 +127,7 @@ impl Report {
             peer_errors: BTreeMap::new(),
             best_peer: BTreeMap::new(),
             ratios: BTreeMap::new(),
+            screening: None,
             startup: None,
             memory: None,
             order: rows.iter().map(|(row, _)| *row).collect(),
@@ -212,6 +232,10 @@ impl Report {
     fn process_lines(&self) -> String {
         let mib = |bytes: f64| bytes / (1 << 20) as f64;
         let mut text = String::new();
+        if let Some(HeadScreening { screened, exact }) = self.screening.filter(|s| s.screened > 0) {
+            let share = 100.0 * exact as f64 / screened as f64;
+            text += &format!("\nlow bits of the head read in greedy steps: {share:.2}%\n");
+        }
         if let Some(startup) = &self.startup {
             text += &format!("\nstart to first prefill: {:.1} ms\n", startup.median_ms);
         }
