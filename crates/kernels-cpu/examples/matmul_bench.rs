@@ -42,8 +42,7 @@ fn speeds(name: &str, layout: PackedLayout, cpus: &[CpuFeatures], high: bool) {
     let (rows, cols) = (layout.rows(), layout.cols());
     let mut buffer = PackBuffer::new(layout.bytes()).expect("memory");
     let row = vec![0x35u8; layout.spec().ty.row_bytes(cols).unwrap()];
-    let (panels, rests) =
-        buffer.bytes_mut().split_at_mut(layout.panel_bytes() * layout.panels());
+    let (panels, rests) = buffer.bytes_mut().split_at_mut(layout.panel_bytes() * layout.panels());
     let source = |p: usize| vec![&row[..]; (rows - p * PANEL_ROWS).min(PANEL_ROWS)];
     for (p, panel) in panels.chunks_exact_mut(layout.panel_bytes()).enumerate() {
         pack_rows(&layout, &source(p), panel);

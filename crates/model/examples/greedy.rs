@@ -1,7 +1,8 @@
 //! Greedy continuation of token ids, with the time of prefill and decode:
-//! `greedy MODEL 504,3575,282 N [THREADS]`.
+//! `greedy MODEL 504,3575,282 N [THREADS]`. With `LOGITS` in the environment all logits are computed,
+//! as for a choice with noise.
 use dunlin_model::{LoadOptions, load};
-use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, Best, LogitsWanted, SequenceInput};
 use std::time::Instant;
 
 fn main() {
@@ -21,6 +22,8 @@ fn main() {
     let blocks: Vec<u32> = (0..model.backend.block_count() as u32).collect();
     let (mut logits, mut best) = (Vec::new(), Vec::new());
     let profile = std::env::var_os("PROFILE").is_some();
+    let full = std::env::var_os("LOGITS").is_some();
+    let mut times = Vec::new();
     model.backend.set_profile(profile);
     let mut tokens = ids.clone();
     let mut at = 0;
@@ -34,9 +37,13 @@ fn main() {
                 block_table: &blocks,
                 logits: LogitsWanted::Last,
             };
-            model.backend.forward_best(&[input], &[true], &mut logits, &mut best).unwrap();
+            model.backend.forward_best(&[input], &[!full], &mut logits, &mut best).unwrap();
+            if full {
+                best = vec![Best::of(&logits)];
+            }
             at += step;
         }
+        times.push(start.elapsed());
         if turn < 3 || turn + 1 == n {
             eprintln!("turn {turn}: {:.3} ms", start.elapsed().as_nanos() as f64 / 1e6);
             if profile {
@@ -58,6 +65,12 @@ fn main() {
             }
         }
         tokens.push(best[0].token);
+    }
+    times.sort_unstable();
+    eprintln!("median turn: {:.3} ms", times[n / 2].as_nanos() as f64 / 1e6);
+    if let Some(seen) = model.backend.screening().filter(|s| s.screened > 0) {
+        let share = 100.0 * seen.exact as f64 / seen.screened as f64;
+        eprintln!("low bits of the head read: {share:.2}%");
     }
     println!("{:?}", &tokens[ids.len()..]);
 }

@@ -8,7 +8,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "an index names a register here, and unrolls")]
 
-use super::format::{Format, Min, Unpacked};
+use super::format::{Format, Min, Q80Split, Unpacked};
 use super::{FloatColumns, Int8Columns, Output, Scratch, panel_rows, reserve};
 use crate::pack::{BLOCK, Codes, PANEL_ROWS, PackedLayout, PackedMatrix};
 use std::ops::Range;
@@ -325,7 +325,7 @@ unsafe fn few<D: Dot, F: Format>(
                 unsafe {
                     let mut planes = Planes::new(product.w, panel);
                     if unpack {
-                        unpack_panel::<D, F>(product, panel, &planes, a.blocks, buffer);
+                        unpack_panel::<D, F>(&planes, a.blocks, buffer);
                         planes.low = buffer;
                         few_block::<D, Unpacked>(product, panel, &planes, a, columns..columns_end);
                     } else {
@@ -341,20 +341,10 @@ unsafe fn few<D: Dot, F: Format>(
 
 /// Unpacks a panel's codes into `buffer`, `[block][8][4 * 16]`.
 #[inline(always)]
-unsafe fn unpack_panel<D: Dot, F: Format>(
-    product: Product<'_>,
-    panel: usize,
-    planes: &Planes,
-    blocks: usize,
-    buffer: *mut u8,
-) {
-    let (main, rest) = (product.w.panel(panel).as_ptr(), product.w.rest(panel).as_ptr());
-    let rest_bytes = F::CODES.rest_bytes();
+unsafe fn unpack_panel<D: Dot, F: Format>(planes: &Planes, blocks: usize, buffer: *mut u8) {
     for b in 0..blocks {
-        // SAFETY: the block exists, and the buffer holds it; a prefetch may name any address.
+        // SAFETY: the block exists, and the buffer holds it.
         unsafe {
-            prefetch_lines::<D>(main.wrapping_add(b * F::BLOCK_BYTES), F::BLOCK_BYTES);
-            prefetch_lines::<D>(rest.wrapping_add(b * rest_bytes), rest_bytes);
             for part in 0..PANEL_ROWS / D::ROWS {
                 let to = buffer.add(b * BLOCK * PANEL_ROWS + 4 * D::ROWS * part);
                 for (g, code) in D::codes::<F>(planes, b, part).into_iter().enumerate() {
@@ -365,13 +355,21 @@ unsafe fn unpack_panel<D: Dot, F: Format>(
     }
 }
 
-/// Asks for what stands [`Dot::PREFETCH_BYTES`] behind `bytes` bytes at `at`.
+/// Asks for block `b` of two planes, as it lies `ahead` bytes further on in each.
 #[inline(always)]
-unsafe fn prefetch_lines<D: Dot>(at: *const u8, bytes: usize) {
-    let ahead = at.wrapping_add(D::PREFETCH_BYTES);
-    for line in 0..bytes.div_ceil(64) {
+unsafe fn prefetch_block<D: Dot, F: Format>(
+    (main, rest): (*const u8, *const u8),
+    b: usize,
+    ahead: (usize, usize),
+) {
+    let rest_bytes = F::CODES.rest_bytes();
+    for line in 0..F::BLOCK_BYTES.div_ceil(64) {
         // SAFETY: a prefetch may name any address.
-        unsafe { D::prefetch(ahead.wrapping_add(64 * line)) };
+        unsafe { D::prefetch(main.wrapping_add(b * F::BLOCK_BYTES + ahead.0 + 64 * line)) };
+    }
+    for line in 0..rest_bytes.div_ceil(64) {
+        // SAFETY: as above.
+        unsafe { D::prefetch(rest.wrapping_add(b * rest_bytes + ahead.1 + 64 * line)) };
     }
 }
 
@@ -424,15 +422,18 @@ unsafe fn few_columns<D: Dot, F: Format, const C: usize, const P: usize>(
     a: &Int8Columns<'_>,
     t: usize,
 ) -> usize {
-    let bytes = product.w.panel(panel).as_ptr();
-    let rest_bytes = F::CODES.rest_bytes();
+    let bytes = (product.w.panel(panel).as_ptr(), planes.rest);
+    let layout = product.w.layout();
     // SAFETY: blocks and columns exist; a prefetch may name any address.
     unsafe {
         let mut acc = [[D::splat(0.0); C]; P];
         for b in 0..a.blocks {
-            if t == 0 && !F::UNPACKED {
-                prefetch_lines::<D>(bytes.wrapping_add(b * F::BLOCK_BYTES), F::BLOCK_BYTES);
-                prefetch_lines::<D>(planes.rest.wrapping_add(b * rest_bytes), rest_bytes);
+            if t == 0 && F::UNPACKED {
+                // What is multiplied was unpacked before: the next panel comes meanwhile.
+                let next = (layout.panel_bytes(), layout.rest_bytes());
+                prefetch_block::<D, Q80Split>(bytes, b, next);
+            } else if t == 0 {
+                prefetch_block::<D, F>(bytes, b, (D::PREFETCH_BYTES, D::PREFETCH_BYTES));
             }
             for (part, acc) in acc.iter_mut().enumerate() {
                 let codes = D::codes::<F>(planes, b, part);

@@ -179,6 +179,35 @@ fn few_panels_of_a_clear_choice_are_multiplied() {
 }
 
 #[test]
+fn screening_that_does_not_pay_pauses_and_is_tried_again() {
+    let mut random = Random(53);
+    let row = random_row(WeightType::Q8_0, COLS, &mut random);
+    // All rows tie, so all panels may win.
+    let m = head(&vec![row; ROWS]);
+    let mut machine =
+        Machine::new(CpuFeatures::best(), 2, program(ActivationPrecision::Int8, None)).unwrap();
+    let mut kv = KvPool::new(&[], KvType::F32, 1).unwrap();
+    let (matrices, vectors) = ([m.packed()], [vec![1.0; COLS]]);
+    let weights = Weights { matrices: &matrices, vectors: &vectors };
+    let input = SequenceInput {
+        tokens: &[3],
+        first_position: 0,
+        block_table: &[],
+        logits: LogitsWanted::Last,
+    };
+    let (mut logits, mut best, mut tried) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 0..20 {
+        let before = machine.screening().screened;
+        machine.run(weights, &mut kv, &[input], &[true], (&mut logits, &mut best)).unwrap();
+        assert_eq!(best[0].token, 0);
+        if machine.screening().screened > before {
+            tried.push(step);
+        }
+    }
+    assert_eq!(tried, [0, 2, 5, 10, 19]);
+}
+
+#[test]
 fn positions_keep_their_order_whichever_way_they_are_wanted() {
     let mut random = Random(52);
     let rows: Vec<Vec<u8>> =
