@@ -39,12 +39,13 @@ impl<'a> Plan<'a> {
         let spec = file.spec();
         let path = || file.path().to_path_buf();
         let too_large = || ModelError::TooLarge { path: path(), bytes: u64::MAX };
+        let split_head = weights::split_head();
         let mut at = Allocator(DATA_START);
         let mut matrices = Vec::new();
         for key in weights::matrices(spec) {
             let view = file.matrix(key.role, key.layer, key.expert);
             let view = view.ok_or_else(|| missing(file, key))?;
-            let layout = weights::layout(spec, &key, view.ty, (view.rows, view.cols));
+            let layout = weights::layout(spec, split_head, &key, view.ty, (view.rows, view.cols));
             let layout = layout.ok_or_else(|| missing(file, key))?;
             let offset = at.take(layout.bytes()).ok_or_else(too_large)?;
             matrices.push((view, layout, offset));
@@ -64,6 +65,7 @@ impl<'a> Plan<'a> {
             // That of short contexts; `long_spec` is the other.
             spec: file.spec_for_context(1),
             long_spec: long_spec(file),
+            split_head,
             matrices: matrices.iter().map(|(view, _, offset)| entry(view, *offset)).collect(),
             vectors: vectors.iter().map(|(at, values)| (*at, values.len())).collect(),
             tokenizer: (tables_at, tables.len()),

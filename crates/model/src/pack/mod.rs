@@ -7,8 +7,8 @@
 //! index    JSON
 //! ```
 //!
-//! A pack holds what the model file holds, rearranged: nothing is lost and nothing depends on the
-//! CPU that made it. It is written beside its final name and renamed when complete, so a reader
+//! A pack holds what the model file holds, rearranged: nothing is lost, and every CPU can use it,
+//! whichever made it. (How the head is laid out follows what is fast on the one that did.) It is written beside its final name and renamed when complete, so a reader
 //! sees all of it or none.
 
 mod build;
@@ -49,6 +49,8 @@ pub(crate) struct Index {
     /// The spec, and the one for contexts of `long_from` tokens and more, where they differ.
     pub spec: ModelSpec,
     pub long_spec: Option<(usize, ModelSpec)>,
+    /// Whether the head's bytes are split, see [`weights::split_head`].
+    pub split_head: bool,
     /// In the order of [`weights::matrices`].
     pub matrices: Vec<MatrixEntry>,
     /// Offset and length, in the order of [`weights::vectors`].
@@ -217,7 +219,7 @@ fn check_index(index: &Index, len: usize) -> Result<Vec<PackedLayout>, BadPack> 
     }
     let mut layouts = Vec::with_capacity(index.matrices.len());
     for (key, m) in keys.iter().zip(&index.matrices) {
-        let layout = weights::layout(&index.spec, key, m.ty, (m.rows, m.cols));
+        let layout = weights::layout(&index.spec, index.split_head, key, m.ty, (m.rows, m.cols));
         let layout = layout.ok_or(BadPack::Damaged("a matrix has no possible shape"))?;
         inside(m.offset, layout.bytes(), 64)?;
         layouts.push(layout);
