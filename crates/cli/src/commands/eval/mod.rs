@@ -17,7 +17,6 @@ mod stats;
 
 #[cfg(test)]
 pub use forward::tests::Fake;
-pub use stats::argmax;
 
 use std::{io::Write as _, process::ExitCode};
 
