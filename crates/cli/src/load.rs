@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use dunlin_engine::{Engine, EngineConfig, ModelIdentity};
+use dunlin_engine::{Engine, EngineConfig, ModelIdentity, drafter::DraftAcceptance};
 use dunlin_kernels_cpu::kv::BLOCK_TOKENS;
 use dunlin_model::{LoadOptions, LoadedModel, ModelError};
 use dunlin_tensor::Backend;
@@ -29,8 +29,11 @@ pub struct Model {
     pub grammar: Option<Grammar>,
     /// The model file's name.
     pub name: String,
-    /// Draft tokens of a request that a step verifies at most.
+    /// Draft tokens of a request that a step verifies at most, and their branches.
     pub max_draft: u32,
+    pub max_branches: u32,
+    /// How draft tokens come to be accepted.
+    pub acceptance: DraftAcceptance,
     /// What the reports of all its requests say alike.
     pub about: About,
 }
@@ -115,7 +118,8 @@ pub fn model(
         draft_store_tokens: usize::try_from(settings.speculation.speculate_store)?,
         ..EngineConfig::new(context)
     };
-    let SpeculateArgs { speculate, speculate_max, .. } = settings.speculation;
+    let SpeculateArgs { speculate, speculate_max, speculate_branches, speculate_accept, .. } =
+        settings.speculation;
     let drafters = settings.speculation.drafters(&path, &backend, &tokenizer, &options)?;
     let corpus = settings.speculation.corpus(&tokenizer)?;
     let backend: Box<dyn Backend> = Box::new(backend);
@@ -126,6 +130,8 @@ pub fn model(
     Ok(Model {
         engine,
         max_draft: speculate_max,
+        max_branches: speculate_branches,
+        acceptance: speculate_accept,
         tokenizer,
         template,
         compiled: None,

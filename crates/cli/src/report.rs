@@ -240,7 +240,7 @@ impl BillReport {
             steps: bill.steps,
             speculation: SpeculationReport {
                 drafter: about.speculate.to_string(),
-                contract: "exact",
+                contract: bill.speculation_contract.name(),
                 drafted_tokens: bill.draft_tokens,
                 accepted_tokens: bill.accepted_tokens,
                 draft_ns: bill.draft_ns,

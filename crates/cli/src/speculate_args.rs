@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::Context as _;
 use dunlin_engine::{
-    DrafterKind, MAX_DRAFT, Speculate,
-    drafter::{Drafter, VocabularyMap, model::ModelDrafter},
+    DrafterKind, MAX_BRANCHES, MAX_DRAFT, Speculate,
+    drafter::{DraftAcceptance, Drafter, VocabularyMap, model::ModelDrafter},
 };
 use dunlin_model::{CpuModel, LoadOptions, LoadedModel};
 use dunlin_tensor::Backend as _;
@@ -45,6 +45,15 @@ pub struct SpeculateArgs {
     /// A text that answers are likely to have parts of: drafts for everyone may come from it
     #[arg(long, env = "DUNLIN_SPECULATE_CORPUS", value_name = "FILE")]
     pub speculate_corpus: Option<PathBuf>,
+    /// Branches of such a draft at most; 1 for chains
+    #[arg(long, env = "DUNLIN_SPECULATE_BRANCHES", default_value_t = MAX_BRANCHES, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub speculate_branches: u32,
+
+    /// How draft tokens come to be accepted: coupled (those that plain decoding chooses; changes
+    /// nothing) or residual (answers of the same distribution, others than without drafts)
+    #[arg(long, env = "DUNLIN_SPECULATE_ACCEPT", default_value = "coupled", value_name = "HOW")]
+    pub speculate_accept: DraftAcceptance,
 }
 
 /// The largest corpus: all of its tokens are indexed in memory.

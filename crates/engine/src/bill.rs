@@ -2,6 +2,26 @@
 
 use crate::energy::Joules;
 
+/// What holds of an output that drafts were used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SpeculationContract {
+    /// It is plain decoding's, bit for bit.
+    #[default]
+    Exact,
+    /// It has the distribution of plain decoding's.
+    Distribution,
+}
+
+impl SpeculationContract {
+    /// Its name in bills and answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Distribution => "distribution",
+        }
+    }
+}
+
 /// The bill of a request. Times are wall-clock nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bill {
@@ -22,6 +42,8 @@ pub struct Bill {
     pub draft_tokens: usize,
     /// Tokens gained from drafts.
     pub accepted_tokens: usize,
+    /// What drafts may have changed of the output.
+    pub speculation_contract: SpeculationContract,
     /// Its part of the time of drafters that cost steps of their own.
     pub draft_ns: u64,
     /// Steps that the request had a part in.
@@ -62,6 +84,7 @@ impl Bill {
             recomputed_tokens: count(bill.recomputed_tokens),
             draft_tokens: count(bill.draft_tokens),
             accepted_tokens: count(bill.accepted_tokens),
+            speculation_contract: SpeculationContract::default(),
             draft_ns: bill.draft_ns,
             steps: 0,
             preemptions: count(bill.preemptions),

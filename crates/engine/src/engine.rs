@@ -243,6 +243,8 @@ impl<B: Backend> Engine<B> {
             speculate: request.speculate,
             max_draft: request.max_draft,
             tenant: request.tenant,
+            max_branches: request.max_branches,
+            acceptance: request.acceptance,
             sampling: request.sampling,
             grammar: request.grammar,
             hidden: request.hidden,
@@ -279,6 +281,7 @@ impl<B: Backend> Engine<B> {
             session: request.session,
             speculate: request.speculate,
             max_draft: request.max_draft,
+            max_branches: request.max_branches,
             ..Submission::new(id, namespace, request.prompt, max_tokens)
         })));
         Ok(id)

@@ -5,7 +5,7 @@ use dunlin_scheduler::Finished;
 use dunlin_units::{SessionId, StepId};
 
 use crate::{
-    bill::Bill,
+    bill::{Bill, SpeculationContract},
     energy::{EnergySource, Joules},
     request::{CancelFlag, Choice, Completion, Finish},
 };
@@ -51,6 +51,11 @@ impl Job {
         let energy = Joules { microjoules: self.microjoules, source };
         let bill = Bill {
             sample_ns: generation.sample_ns,
+            speculation_contract: if generation.params.draws() {
+                SpeculationContract::Distribution
+            } else {
+                SpeculationContract::Exact
+            },
             steps: self.steps,
             energy,
             ..Bill::new(&finished.bill, block_bytes)

@@ -23,11 +23,11 @@ mod session_prune;
 mod thread;
 mod tier;
 
-pub use bill::Bill;
+pub use bill::{Bill, SpeculationContract};
 pub use config::{DiskTierConfig, EngineConfig, EngineError, ModelIdentity};
 pub use dunlin_executor::{PositionLogprobs, drafter, text::TextOptions};
 pub use dunlin_scheduler::{
-    DraftControl, DrafterKind, DrafterStats, MAX_DRAFT, Speculate, SpeculationStats,
+    DraftControl, DrafterKind, DrafterStats, MAX_BRANCHES, MAX_DRAFT, Speculate, SpeculationStats,
 };
 pub use energy::{EnergySource, Joules};
 pub use engine::{Engine, EngineStats, Totals};

@@ -7,11 +7,12 @@ use std::sync::{
 
 use dunlin_executor::{
     ChoiceEnd, PositionLogprobs,
+    drafter::DraftAcceptance,
     sampler::{ParamError, SampleError, SamplingParams},
     text::TextOptions,
 };
 use dunlin_kvcache::TenantId;
-use dunlin_scheduler::{Class, End, MAX_DRAFT, Rejection, SessionUse, Speculate};
+use dunlin_scheduler::{Class, End, MAX_BRANCHES, MAX_DRAFT, Rejection, SessionUse, Speculate};
 use dunlin_tokenizer::grammar::Grammar;
 use dunlin_units::RequestId;
 
@@ -92,10 +93,15 @@ pub struct Request {
     pub due_ns: Option<u64>,
     /// The expected number of output tokens, for policies that look at it.
     pub predicted_tokens: Option<u32>,
-    /// Which drafters it uses. They change no token (contract `exact`), only how fast they come.
+    /// Which drafters it uses. They change no token, only how fast they come, but for what `acceptance`
+    /// says.
     pub speculate: Speculate,
     /// Draft tokens of a choice that a step verifies at most.
     pub max_draft: u32,
+    /// Branches of such a draft at most; 1 for chains.
+    pub max_branches: u32,
+    /// How draft tokens come to be accepted. The bill says which contract that is.
+    pub acceptance: DraftAcceptance,
 }
 
 impl Request {
@@ -122,6 +128,8 @@ impl Request {
             predicted_tokens: None,
             speculate: Speculate::Off,
             max_draft: MAX_DRAFT,
+            max_branches: MAX_BRANCHES,
+            acceptance: DraftAcceptance::default(),
         }
     }
 }

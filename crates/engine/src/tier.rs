@@ -93,6 +93,7 @@ mod tests {
             first_position: 0,
             block_table: &[2, 0],
             logits: LogitsWanted::None,
+            branch_of: None,
         };
         toy.forward(&[input], &mut Vec::new()).unwrap();
         let mut tier = DiskTier::new(folder.path(), 3).unwrap();

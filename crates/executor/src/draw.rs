@@ -7,13 +7,16 @@
 
 use std::{collections::HashMap, ops::Range, thread};
 
+use dunlin_scheduler::DraftNode;
 use dunlin_tensor::Best;
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
+    drawn::DrawnTokens,
     generation::Generation,
     sampler::{SampleError, SamplePlace, Sampled, Sampler, TokenLogprob, sample_best},
     sequence::Sequences,
+    tree::Trees,
 };
 
 /// What tokens are drawn from: one position's logits each, or the best of them. One position, or
@@ -45,8 +48,9 @@ pub(crate) struct DrawTask {
     pub(crate) first: usize,
     /// Which of the step's samples draw from them.
     pub(crate) samples: Range<usize>,
-    /// Where the chain of draft tokens lies, one fewer than positions.
-    pub(crate) chain: Range<usize>,
+    /// Where the draft's nodes lie among the tokens of the step's trees, one fewer than positions: the position
+    /// of a node is one behind its place among them.
+    pub(crate) nodes: Range<usize>,
 }
 
 /// Positions' logits, or the best of each.
@@ -86,6 +90,8 @@ pub(crate) struct Worker {
     pub(crate) draws: Vec<Draw>,
     /// Alternatives of all draws.
     pub(crate) top: Vec<TokenLogprob>,
+    /// For each sample whose draft was right at first, the place of the last node that was.
+    pub(crate) accepted: Vec<(usize, usize)>,
     /// A sequence's tokens with the draft tokens accepted so far.
     prefix: Vec<u32>,
 }
@@ -101,8 +107,10 @@ pub(crate) struct DrawContext<'a> {
     pub(crate) generations: &'a HashMap<RequestId, Generation>,
     /// The best tokens of the positions that want no more.
     pub(crate) best: &'a [Best],
-    /// Draft tokens of all chains.
-    pub(crate) chains: &'a [u32],
+    /// All drafts.
+    pub(crate) trees: &'a Trees,
+    /// What drafters drew.
+    pub(crate) drawn: &'a DrawnTokens,
     /// Logits of a row.
     pub(crate) vocab_size: usize,
     /// Logits in a step from which on they are shared out to threads.
@@ -120,6 +128,7 @@ pub(crate) fn draw_all(
     for worker in workers.iter_mut() {
         worker.draws.clear();
         worker.top.clear();
+        worker.accepted.clear();
     }
     let wanted: usize = tasks.iter().map(|t| t.rows.logits().len()).sum();
     let (own, others) = workers.split_last_mut().expect("there is at least one worker");
@@ -166,12 +175,12 @@ impl Worker {
                     Row::Logits(&mut logits[at..][..range.len() * context.vocab_size])
                 }
             };
-            if task.chain.is_empty() {
+            if task.nodes.is_empty() {
                 for sample in task.samples.clone() {
                     self.draw_one(context, sample, &mut rows);
                 }
             } else if !task.samples.is_empty() {
-                self.draw_chain(context, task, &mut rows);
+                self.draw_path(context, task, &mut rows);
             }
         }
     }
@@ -194,32 +203,41 @@ impl Worker {
 
     fn draw_one(&mut self, context: DrawContext<'_>, sample: usize, rows: &mut Row<'_>) {
         if let Some((generation, place)) = Self::place(context, sample) {
-            self.sample(generation, place, sample, rows.at(0, context.vocab_size));
+            let row = rows.at(0, context.vocab_size);
+            self.sample(context, generation, place, sample, row);
         }
     }
 
-    /// Follows a chain of draft tokens for as long as each is the one that would be chosen anyway.
-    fn draw_chain(&mut self, context: DrawContext<'_>, task: &DrawTask, rows: &mut Row<'_>) {
+    /// Follows a tree of draft tokens from its root for as long as there is a node with the token that
+    /// would be chosen anyway.
+    fn draw_path(&mut self, context: DrawContext<'_>, task: &DrawTask, rows: &mut Row<'_>) {
         let sample = task.samples.start;
         let Some((generation, place)) = Self::place(context, sample) else { return };
         let mut prefix = std::mem::take(&mut self.prefix);
         prefix.clear();
         prefix.extend_from_slice(place.tokens);
-        let chain = &context.chains[task.chain.clone()];
-        for i in 0..=chain.len() {
-            let row = rows.at(i, context.vocab_size);
+        let tokens = &context.trees.tokens[task.nodes.clone()];
+        let parents = &context.trees.parents[task.nodes.clone()];
+        let mut at = None;
+        loop {
+            let row = at.map_or(0, |place: usize| place + 1);
+            let row = rows.at(row, context.vocab_size);
             let here = SamplePlace { tokens: &prefix, ..place };
-            let drawn = self.sample(generation, here, sample, row);
-            match (drawn, chain.get(i)) {
-                (Some(token), Some(&draft)) if token == draft => prefix.push(token),
-                _ => break,
-            }
+            let Some(token) = self.sample(context, generation, here, sample, row) else { break };
+            let parent = at.map_or(DraftNode::ROOT, |place| place as u32);
+            let mut children = (0..).zip(parents.iter().zip(tokens));
+            let child = children.find(|(_, node)| *node == (&parent, &token));
+            let Some((child, _)) = child else { break };
+            prefix.push(token);
+            at = Some(child);
         }
+        self.accepted.extend(at.map(|place| (sample, place)));
         self.prefix = prefix;
     }
 
     fn sample(
         &mut self,
+        context: DrawContext<'_>,
         generation: &Generation,
         place: SamplePlace<'_>,
         sample: usize,
@@ -231,15 +249,24 @@ impl Worker {
         let result = match row {
             Row::Best(best) => sample_best(best[0], place),
             Row::Logits(row) => {
+                let drawn = if params.draws() {
+                    context.drawn.at(context.samples[sample], place.tokens)
+                } else {
+                    None
+                };
+                let (sampling, logprobs) = (&params.sampling, params.logprobs);
+                let sampler = &mut self.sampler;
+                let mut choose = |allowed: Option<&[u32]>| match drawn {
+                    None => sampler.sample_allowed(sampling, place, row, logprobs, allowed),
+                    Some(drawn) => {
+                        sampler.sample_drawn(sampling, place, row, logprobs, allowed, drawn)
+                    }
+                };
                 let result = match constraint {
-                    None => self.sampler.sample(&params.sampling, place, row, params.logprobs),
+                    None => choose(None),
                     Some(constraint) => {
                         let output = &place.tokens[place.prompt_len..];
-                        constraint.with_allowed(output, |allowed| {
-                            let (sampling, logprobs) = (&params.sampling, params.logprobs);
-                            let allowed = Some(allowed?);
-                            self.sampler.sample_allowed(sampling, place, row, logprobs, allowed)
-                        })
+                        constraint.with_allowed(output, |allowed| choose(Some(allowed?)))
                     }
                 };
                 self.top.extend_from_slice(self.sampler.top_logprobs());

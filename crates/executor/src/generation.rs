@@ -7,6 +7,7 @@ use dunlin_tokenizer::grammar::Grammar;
 
 use crate::{
     constraint::Constraint,
+    drafter::DraftAcceptance,
     sampler::{SampleError, SamplingParams, TokenLogprob},
     text::ChoiceText,
 };
@@ -30,12 +31,23 @@ pub struct GenerationParams {
     pub max_draft: u32,
     /// Whose earlier answers drafts may come from; its own join them.
     pub tenant: TenantId,
+    /// Branches of a draft at most.
+    pub max_branches: u32,
+    /// How draft tokens come to be accepted.
+    pub acceptance: DraftAcceptance,
     /// The text of nothing yet, with the stop strings; each choice starts from a copy.
     pub text: ChoiceText,
     /// What the text of each choice must be.
     pub grammar: Option<Grammar>,
     /// The final hidden state of the prompt's last token is wanted.
     pub hidden: bool,
+}
+
+impl GenerationParams {
+    /// Whether drafters draw tokens for residual sampling.
+    pub fn draws(&self) -> bool {
+        self.acceptance == DraftAcceptance::Residual && self.sampling.temperature > 0.0
+    }
 }
 
 /// Log-probabilities at one position.

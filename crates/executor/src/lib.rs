@@ -12,12 +12,14 @@
 mod constraint;
 pub mod drafter;
 mod draw;
+mod drawn;
 mod generation;
 mod math;
 pub mod sampler;
 mod sequence;
 mod step;
 pub mod text;
+mod tree;
 
 pub use generation::{ChoiceEnd, ChoiceState, Generation, GenerationParams, PositionLogprobs};
 pub use step::Executor;

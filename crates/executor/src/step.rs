@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range, time::Instant};
 
 use dunlin_scheduler::{
-    Commit, DraftNode, DraftWork, DrafterKind, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
+    Commit, DraftWork, DrafterKind, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
 };
 use dunlin_tensor::{Backend, BackendError, Best, LogitsWanted, SequenceInput};
 use dunlin_units::{RequestId, SeqId};
@@ -12,9 +12,11 @@ use crate::{
     constraint::Ahead,
     drafter::{Drafter, Wanted, lookup::LookupDrafter, store::StoreDrafter},
     draw::{Draw, DrawContext, DrawTask, Rows, Worker, draw_all},
+    drawn::DrawnTokens,
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
     sampler::TokenLogprob,
     sequence::Sequences,
+    tree::{self, Tree, Trees},
 };
 
 /// Logits in a step from which on their scan is worth another thread's start.
@@ -40,6 +42,7 @@ pub struct Executor<B> {
     scratch: Scratch,
     lookup: LookupDrafter,
     store: StoreDrafter,
+    drawn: DrawnTokens,
     /// Drafters that cost steps.
     drafters: Vec<Box<dyn Drafter>>,
 }
@@ -49,8 +52,8 @@ pub struct Executor<B> {
 struct Scratch {
     /// The plan's entries.
     parts: Vec<Part>,
-    /// Tokens of entries with drafts: the sequence's own, then the chain.
-    chains: Vec<u32>,
+    /// The entries' drafts.
+    trees: Trees,
     tasks: Vec<DrawTask>,
     /// Always empty between steps; keeps its memory.
     batch: Vec<SequenceInput<'static>>,
@@ -67,8 +70,8 @@ struct Part {
     first_position: usize,
     /// Tokens of the sequence's own.
     tokens: usize,
-    /// Where own tokens and draft chain lie in the scratch memory; empty without a draft.
-    chained: Range<usize>,
+    /// Its draft; none without nodes.
+    tree: Tree,
     samples: Range<usize>,
     /// All its samples want the best token alone.
     greedy: bool,
@@ -78,29 +81,28 @@ struct Part {
 
 impl Part {
     fn draft(&self) -> usize {
-        self.chained.len().saturating_sub(self.tokens)
+        self.tree.nodes()
     }
 
-    fn logits(&self) -> LogitsWanted {
-        match (self.samples.is_empty(), self.draft()) {
-            (true, _) => LogitsWanted::None,
-            (false, 0) => LogitsWanted::Last,
-            (false, _) => LogitsWanted::All,
-        }
-    }
-
-    fn input<'a>(&self, sequences: &'a Sequences, chains: &'a [u32]) -> SequenceInput<'a> {
+    /// Appends the part's inputs to a batch.
+    fn push_inputs<'a>(
+        &self,
+        sequences: &'a Sequences,
+        trees: &'a Trees,
+        batch: &mut Vec<SequenceInput<'a>>,
+    ) {
         let seq = sequences.get(self.seq);
-        SequenceInput {
-            tokens: if self.chained.is_empty() {
-                &seq.tokens[self.first_position..][..self.tokens]
-            } else {
-                &chains[self.chained.clone()]
-            },
+        if self.draft() > 0 {
+            return trees.push_inputs(&self.tree, self.first_position, &seq.table, batch);
+        }
+        let wanted = !self.samples.is_empty();
+        batch.push(SequenceInput {
+            tokens: &seq.tokens[self.first_position..][..self.tokens],
             first_position: self.first_position,
             block_table: &seq.table,
-            logits: self.logits(),
-        }
+            logits: if wanted { LogitsWanted::Last } else { LogitsWanted::None },
+            branch_of: None,
+        });
     }
 }
 
@@ -123,6 +125,7 @@ impl<B: Backend> Executor<B> {
             scratch: Scratch::default(),
             lookup: LookupDrafter::default(),
             store: StoreDrafter::default(),
+            drawn: DrawnTokens::default(),
             drafters: Vec::new(),
         }
     }
@@ -215,6 +218,7 @@ impl<B: Backend> Executor<B> {
         } else {
             self.sequences.apply(op);
             self.lookup.changed(op);
+            self.drawn.changed(op);
             for drafter in &mut self.drafters {
                 drafter.changed(op);
             }
@@ -252,12 +256,17 @@ impl<B: Backend> Executor<B> {
             sequences: &self.sequences,
             generations: &self.generations,
             best: &self.best,
-            chains: &self.scratch.chains,
+            trees: &self.scratch.trees,
+            drawn: &self.drawn,
             vocab_size: self.backend.spec().vocab_size,
             spread_from: self.spread_from,
         };
         draw_all(context, &self.scratch.tasks, &mut self.logits, &mut self.workers);
+        self.keep_accepted();
         self.take_up(plan, outcome);
+        for &seq in &plan.samples {
+            self.drawn.settle(seq, &self.sequences.get(seq).tokens);
+        }
         self.prepare_next(plan);
         self.charge_sampling(plan, started);
         self.look_up(plan, outcome);
@@ -273,6 +282,8 @@ impl<B: Backend> Executor<B> {
             let all =
                 wanted_of(&self.sequences, &self.generations, asked.seq, asked.nodes as usize);
             wanted.extend(all.map(|wanted| Wanted {
+                depth: asked.depth as usize,
+                branches: asked.branches as usize,
                 stop_below: asked.stop_below,
                 context: asked.context as usize,
                 ..wanted
@@ -280,6 +291,21 @@ impl<B: Backend> Executor<B> {
         }
         if let Some(drafter) = self.drafters.iter_mut().find(|d| d.kind() == first.drafter) {
             outcome.work = drafter.propose(&wanted, &mut outcome.proposals);
+            let mut drawn = Vec::new();
+            drafter.take_drawn(&mut drawn);
+            let tokens = |seq| self.sequences.get(seq).tokens.clone();
+            self.drawn.add(drawn.into_iter(), tokens);
+        }
+        // The room that a model's draft leaves goes to what followed the same tokens before.
+        for proposal in &mut outcome.proposals {
+            let request = self.sequences.get(proposal.seq).request;
+            let generation = request.and_then(|request| self.generations.get(&request));
+            let allows = |g: &Generation| g.params.speculate.allows(DrafterKind::Lookup);
+            let asked = wanted.iter().find(|wanted| wanted.seq == proposal.seq);
+            if let Some(asked) = asked.filter(|_| generation.is_some_and(allows)) {
+                let asked = Wanted { stop_below: 0, ..*asked };
+                proposal.nodes = self.lookup.graft(&asked, std::mem::take(&mut proposal.nodes));
+            }
         }
     }
 
@@ -316,36 +342,40 @@ impl<B: Backend> Executor<B> {
 
     /// Finds each entry's tokens.
     fn lay_out(&mut self, plan: &StepPlan) {
-        let Scratch { parts, chains, .. } = &mut self.scratch;
+        let Scratch { parts, trees, .. } = &mut self.scratch;
         parts.clear();
-        chains.clear();
-        let (mut next_sample, mut next_node) = (0, 0);
+        trees.clear();
+        let (mut next_sample, mut next_node, mut scratch) = (0, 0, plan.scratch.as_slice());
         for entry in &plan.entries {
             let samples = next_sample..next_sample + entry.samples as usize;
             let nodes = &plan.draft[next_node..][..entry.draft as usize];
             (next_sample, next_node) = (samples.end, next_node + nodes.len());
+            let (blocks, rest) = scratch.split_at(entry.scratch as usize);
+            scratch = rest;
             let (first, count) = (entry.first_position as usize, entry.tokens as usize);
-            let tokens = &self.sequences.get(entry.seq).tokens;
+            let seq = self.sequences.get(entry.seq);
             // A token that the step before was to choose, and could not, is missing.
-            let failed = first + count > tokens.len();
-            let start = chains.len();
             let greedy = plan.samples[samples.clone()].iter().all(|&seq| {
                 let request = self.sequences.get(seq).request;
                 let generation = request.and_then(|request| self.generations.get(&request));
                 generation.is_none_or(|g| g.params.wants_best_alone())
             });
-            if !nodes.is_empty() && !failed {
-                chains.extend_from_slice(&tokens[first..first + count]);
-                push_first_chain(nodes, chains);
-            }
+            let own = seq.tokens.get(first..first + count);
+            let drafted = own.filter(|_| !nodes.is_empty()).map(|own| tree::Entry {
+                own,
+                first_position: first,
+                nodes,
+                table: &seq.table,
+                scratch: blocks,
+            });
             parts.push(Part {
                 seq: entry.seq,
                 first_position: first,
                 tokens: count,
-                chained: start..chains.len(),
+                tree: drafted.map_or_else(Tree::default, |e| trees.add(&e, &mut self.backend)),
                 samples,
                 greedy,
-                failed,
+                failed: own.is_none(),
             });
         }
     }
@@ -379,12 +409,14 @@ impl<B: Backend> Executor<B> {
     /// Computes the step, and marks what cannot be computed as failed.
     fn forward(&mut self, wants_hidden: bool) {
         self.hidden.clear();
-        let Scratch { parts, chains, batch, greedy, single, .. } = &mut self.scratch;
+        let Scratch { parts, trees, batch, greedy, single, .. } = &mut self.scratch;
         let mut inputs = recycle(std::mem::take(batch));
         greedy.clear();
+        let mut entries = 0;
         for part in parts.iter().filter(|part| !part.failed) {
-            inputs.push(part.input(&self.sequences, chains));
-            greedy.push(part.greedy);
+            part.push_inputs(&self.sequences, trees, &mut inputs);
+            greedy.resize(inputs.len(), part.greedy);
+            entries += 1;
         }
         let result = if inputs.is_empty() {
             self.logits.clear();
@@ -393,7 +425,7 @@ impl<B: Backend> Executor<B> {
         } else {
             self.backend.forward_best(&inputs, greedy, &mut self.logits, &mut self.best)
         };
-        let alone = inputs.len() == 1;
+        let alone = entries == 1;
         *batch = recycle(inputs);
         let Err(error) = result else {
             if wants_hidden {
@@ -408,8 +440,10 @@ impl<B: Backend> Executor<B> {
             let result = if alone {
                 Err(BackendError::OutOfMemory(error.to_string()))
             } else {
-                let input = part.input(&self.sequences, chains);
-                self.backend.forward_best(&[input], &[part.greedy], logits, best)
+                let mut inputs = Vec::new();
+                part.push_inputs(&self.sequences, trees, &mut inputs);
+                let greedy = vec![part.greedy; inputs.len()];
+                self.backend.forward_best(&inputs, &greedy, logits, best)
             };
             match result {
                 Ok(()) => {
@@ -437,7 +471,8 @@ impl<B: Backend> Executor<B> {
     fn step_bytes(&self) -> u64 {
         let per_token = (self.backend.block_bytes() / self.backend.block_tokens().max(1)) as u64;
         let parts = self.scratch.parts.iter().filter(|part| !part.failed);
-        let positions = parts.map(|part| part.first_position + 2 * (part.tokens + part.draft()));
+        let positions = parts
+            .map(|part| part.first_position + 2 * (part.tokens + part.draft() + part.tree.copied));
         let kv = positions.sum::<usize>() as u64 * per_token;
         self.backend.weight_bytes_per_step().unwrap_or(0) + kv
     }
@@ -455,8 +490,21 @@ impl<B: Backend> Executor<B> {
             let range = *next + skipped..*next + skipped + 1 + part.draft();
             *next = range.end;
             let rows = if part.greedy { Rows::Best(range) } else { Rows::Logits(range) };
-            let chain = part.chained.end - part.draft()..part.chained.end;
-            tasks.push(DrawTask { rows, first, samples: part.samples.clone(), chain });
+            let nodes = part.tree.node_range();
+            tasks.push(DrawTask { rows, first, samples: part.samples.clone(), nodes });
+        }
+    }
+
+    /// Puts the KV of accepted nodes where the sequence has it.
+    fn keep_accepted(&mut self) {
+        let Scratch { parts, trees, .. } = &self.scratch;
+        let accepted = self.workers.iter().flat_map(|worker| &worker.accepted);
+        for &(sample, place) in accepted {
+            let part = parts.iter().find(|part| part.samples.contains(&sample));
+            if let Some(part) = part {
+                let table = &self.sequences.get(part.seq).table;
+                trees.accept(&part.tree, place, table, &mut self.backend);
+            }
         }
     }
 
@@ -545,24 +593,15 @@ fn wanted_of<'a>(
         seq,
         tokens: &s.tokens,
         nodes,
+        depth: nodes,
+        branches: params.max_branches as usize,
         stop_below: 0,
         context: usize::MAX,
         sampling: &params.sampling,
         prompt_len: s.tokens.len().saturating_sub(choice.tokens.len()),
         choice: s.choice,
+        draws: params.draws(),
     })
-}
-
-/// Appends the tokens of the tree's first chain: from the root always the first child. Other
-/// branches are not computed.
-fn push_first_chain(nodes: &[DraftNode], to: &mut Vec<u32>) {
-    let mut parent = DraftNode::ROOT;
-    for (node, index) in nodes.iter().zip(0..) {
-        if node.parent == parent {
-            to.push(node.token);
-            parent = index;
-        }
-    }
 }
 
 fn position_logprobs(draw: &Draw, top: &[TokenLogprob]) -> Option<PositionLogprobs> {

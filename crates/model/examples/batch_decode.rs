@@ -38,6 +38,7 @@ fn main() {
             first_position,
             block_table: &common,
             logits: LogitsWanted::Last,
+            branch_of: None,
         };
         let start = Instant::now();
         model.forward(&[input], &mut logits).unwrap();
@@ -64,6 +65,7 @@ fn main() {
                     first_position: prefix + step + 1 - (OWN - OWN * i / n),
                     block_table: &tables[i],
                     logits: LogitsWanted::Last,
+                    branch_of: None,
                 })
                 .collect();
             if batch.len() < n {

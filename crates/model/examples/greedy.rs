@@ -36,6 +36,7 @@ fn main() {
                 first_position: at,
                 block_table: &blocks,
                 logits: LogitsWanted::Last,
+                branch_of: None,
             };
             model.backend.forward_best(&[input], &[!full], &mut logits, &mut best).unwrap();
             if full {

@@ -27,6 +27,7 @@ fn main() {
             first_position: from,
             block_table: &table,
             logits: logits_wanted,
+            branch_of: None,
         };
         let start = Instant::now();
         model.forward(&[input], &mut logits).unwrap();

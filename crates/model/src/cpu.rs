@@ -134,6 +134,9 @@ impl CpuModel {
             if let Some(block) = input.block_table.iter().find(|&&b| b as usize >= count) {
                 return bad(format!("block {block} of {count}"));
             }
+            if let Some(of) = input.branch_of {
+                check_branch(batch, sequence, of).or_else(|problem| bad(problem.into()))?;
+            }
         }
         self.check_written_blocks(batch)
     }
@@ -155,6 +158,25 @@ impl CpuModel {
         }
         Ok(())
     }
+}
+
+/// Whether a sequence may be a branch of another.
+fn check_branch(batch: &[SequenceInput<'_>], index: usize, of: usize) -> Result<(), &'static str> {
+    if of >= index {
+        return Err("it is a branch of a sequence that comes after it");
+    }
+    let (branch, parent) = (&batch[index], &batch[of]);
+    let first = branch.first_position;
+    // The parent was checked before: its end is no overflow, and its table covers it.
+    let parts = parent.first_position + 1..=parent.first_position + parent.tokens.len();
+    if !parts.contains(&first) {
+        return Err("it begins where its parent has no new token before it");
+    }
+    let shared = first / BLOCK_TOKENS;
+    if branch.block_table[..shared] != parent.block_table[..shared] {
+        return Err("it does not have its parent's blocks");
+    }
+    Ok(())
 }
 
 /// The KV of each layer. Key biases say which layers are not fit for int8 keys.

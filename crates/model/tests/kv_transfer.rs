@@ -29,6 +29,7 @@ fn step(backend: &mut CpuModel, tokens: &[u32], first_position: usize, table: &[
             first_position: position,
             block_table: table,
             logits: LogitsWanted::Last,
+            branch_of: None,
         };
         backend.forward(&[input], &mut logits).unwrap();
         (rest, position) = (later, position + now.len());

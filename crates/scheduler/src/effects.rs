@@ -167,6 +167,8 @@ pub struct StepPlan {
     pub samples: Vec<SeqId>,
     /// The draft nodes of all entries (see [`Entry::draft`]).
     pub draft: Vec<DraftNode>,
+    /// Blocks for the branches of drafts, entry by entry (see [`Entry::scratch`]).
+    pub scratch: Vec<BlockId>,
     /// In a draft step, which has no entries: the drafts that are asked for, each of another
     /// sequence.
     pub wanted: Vec<DraftWanted>,
@@ -195,6 +197,11 @@ pub struct Entry {
     pub tokens: u32,
     /// Draft nodes that follow; the next so many of the plan's.
     pub draft: u32,
+    /// Blocks for the draft's branches other than the first, which nobody else has until the step is
+    /// done; the next so many of the plan's. [`TreeLayout`](crate::TreeLayout) says which branches
+    /// there are and how many blocks each needs, in order. What is accepted of a branch is in the
+    /// sequence's own blocks when the step is done.
+    pub scratch: u32,
     /// How many sequences get a token from the logits of the last token; the next so many of the
     /// plan's `samples`. None in a chunk of a prompt that is not its last; more than one where the
     /// choices of a request part. With a draft it is one, and gets as many tokens as are accepted

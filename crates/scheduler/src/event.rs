@@ -57,6 +57,8 @@ pub struct Submission {
     pub speculate: Speculate,
     /// Draft nodes that a step verifies for one of its choices at most.
     pub max_draft: u32,
+    /// Branches of such a draft at most; 1 for chains.
+    pub max_branches: u32,
 }
 
 impl Submission {
@@ -81,12 +83,16 @@ impl Submission {
             session: None,
             speculate: Speculate::default(),
             max_draft: MAX_DRAFT,
+            max_branches: MAX_BRANCHES,
         }
     }
 }
 
 /// Draft nodes of a sequence that a step verifies at most, where nobody says otherwise.
 pub const MAX_DRAFT: u32 = 31;
+
+/// Branches of a draft at most, where nobody says otherwise.
+pub const MAX_BRANCHES: u32 = 8;
 
 /// Priority. A higher class is admitted first and may preempt a lower one; within a class the policy
 /// decides.
@@ -215,7 +221,8 @@ pub struct Proposal {
     pub seq: SeqId,
     /// From whom.
     pub drafter: DrafterKind,
-    /// The nodes, parents first.
+    /// The nodes, parents first. What is worth most should come first: a tree that is too large is cut
+    /// at its end.
     pub nodes: Vec<DraftNode>,
 }
 
@@ -228,6 +235,8 @@ pub struct DraftNode {
     pub parent: u32,
     /// The drafter's confidence in this token, given its parent, in 1/65536.
     pub confidence: u32,
+    /// Who says so: a tree may be of more than one drafter.
+    pub drafter: DrafterKind,
 }
 
 impl DraftNode {

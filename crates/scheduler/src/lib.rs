@@ -47,10 +47,10 @@ pub use effects::{
     StepKind, StepPlan,
 };
 pub use event::{
-    Class, Commit, DraftNode, Event, Keep, MAX_DRAFT, Proposal, SampleEnd, SessionOp, SessionUse,
-    StepOutcome, Submission,
+    Class, Commit, DraftNode, Event, Keep, MAX_BRANCHES, MAX_DRAFT, Proposal, SampleEnd, SessionOp,
+    SessionUse, StepOutcome, Submission,
 };
 pub use speculation::{
-    CONFIDENCE_ONE, DraftControl, DraftWanted, DraftWork, DrafterKind, DrafterStats, POSITIONS,
-    ParseSpeculateError, Speculate, SpeculationConfig, SpeculationStats,
+    Branch, CONFIDENCE_ONE, DraftControl, DraftWanted, DraftWork, DrafterKind, DrafterStats,
+    POSITIONS, ParseSpeculateError, Speculate, SpeculationConfig, SpeculationStats, TreeLayout,
 };

@@ -127,6 +127,7 @@ fn submission(dice: &mut Dice, id: u64, size: u64, now: Time) -> Submission {
         Speculate::Only(DrafterKind::Model),
     ]);
     s.max_draft = dice.of(&[0, 1, 5, 31]);
+    s.max_branches = dice.of(&[1, 2, 8]);
     s.expires = dice.one_in(8).then(|| Time(now.0.saturating_sub(10) + dice.below(20_000_000)));
     s.predicted_tokens = dice.one_in(3).then(|| dice.below(30) as u32);
     if dice.one_in(4) {

@@ -159,10 +159,15 @@ impl Script {
         if let Some((r, tokens)) = o.get("propose").and_then(|p| p.split_once(':')) {
             let id = request(r).0;
             let seq = self.seqs.iter().find(|s| s.1.request == Some(id)).expect("its sequence").0;
-            let nodes = (0..).zip(tokens.split(',')).map(|(i, token)| DraftNode {
-                token: number(token),
-                parent: if i == 0 { DraftNode::ROOT } else { i - 1 },
-                confidence: 1 << 16,
+            // A node follows the one before it, or the one that is named behind "@".
+            let nodes = (0..).zip(tokens.split(',')).map(|(i, node)| {
+                let (token, parent) = match node.split_once('@') {
+                    Some((token, "root")) => (token, DraftNode::ROOT),
+                    Some((token, parent)) => (token, number(parent)),
+                    None => (node, u32::checked_sub(i, 1).unwrap_or(DraftNode::ROOT)),
+                };
+                let drafter = DrafterKind::Lookup;
+                DraftNode { token: number(token), parent, confidence: 1 << 16, drafter }
             });
             outcome.proposals.push(Proposal {
                 seq: SeqId(*seq),
@@ -282,9 +287,11 @@ impl Script {
         }
     }
 
-    /// `s0 (r1) 0..16` for a chunk, `*` behind it where it is sampled, `+2` draft nodes.
+    /// `s0 (r1) 0..16` for a chunk, `*` behind it where it is sampled, `+2` draft nodes and the blocks
+    /// of their branches.
     fn describe_plan(&self, plan: &StepPlan) -> String {
         let mut text = format!("step {}:", plan.step.0);
+        let mut scratch = plan.scratch.as_slice();
         let mut samples = plan.samples.as_slice();
         for (i, e) in plan.entries.iter().enumerate() {
             let seq = &self.seqs[&e.seq.0];
@@ -294,6 +301,11 @@ impl Script {
             write!(text, "{comma} s{}{of} {from}..{to}", e.seq.0).unwrap();
             if e.draft > 0 {
                 write!(text, " +{}", e.draft).unwrap();
+            }
+            let (blocks, rest) = scratch.split_at(e.scratch as usize);
+            scratch = rest;
+            if !blocks.is_empty() {
+                write!(text, " (branches in {blocks:?})").unwrap();
             }
             let (own, rest) = samples.split_at(e.samples as usize);
             samples = rest;

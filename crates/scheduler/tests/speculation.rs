@@ -45,20 +45,31 @@ impl Machine {
 struct Skill {
     right: fn(request: u64, at: u32, depth: u32) -> f64,
     sure: f64,
+    /// Where it is wrong: the probability that what it names beside its next token is right; it names
+    /// nothing where that is zero.
+    beside: f64,
 }
 
-const WRONG: Skill = Skill { right: |_, _, _| 0.0, sure: 0.95 };
-const GOOD: Skill = Skill { right: |_, _, _| 0.95, sure: 0.95 };
-const FAIR: Skill = Skill { right: |_, _, _| 0.7, sure: 0.7 };
+const WRONG: Skill = Skill { right: |_, _, _| 0.0, sure: 0.95, beside: 0.0 };
+const GOOD: Skill = Skill { right: |_, _, _| 0.95, sure: 0.95, beside: 0.0 };
+const FAIR: Skill = Skill { right: |_, _, _| 0.7, sure: 0.7, beside: 0.0 };
 /// Right for a hundred tokens, then wrong.
-const TURNS: Skill = Skill { right: |_, at, _| if at < 100 { 0.98 } else { 0.0 }, sure: 0.95 };
+const TURNS: Skill =
+    Skill { right: |_, at, _| if at < 100 { 0.98 } else { 0.0 }, sure: 0.95, beside: 0.0 };
 /// Right and wrong by turns of forty tokens.
 const ALTERNATES: Skill =
-    Skill { right: |_, at, _| if at / 40 % 2 == 0 { 0.98 } else { 0.0 }, sure: 0.95 };
+    Skill { right: |_, at, _| if at / 40 % 2 == 0 { 0.98 } else { 0.0 }, sure: 0.95, beside: 0.0 };
 /// The first token is right, and nothing after it.
-const BAIT: Skill = Skill { right: |_, _, depth| if depth == 0 { 1.0 } else { 0.0 }, sure: 0.95 };
+const BAIT: Skill =
+    Skill { right: |_, _, depth| if depth == 0 { 1.0 } else { 0.0 }, sure: 0.95, beside: 0.0 };
 /// For some requests only.
-const SOME: Skill = Skill { right: |r, _, _| if r % 2 == 0 { 0.97 } else { 0.0 }, sure: 0.9 };
+const SOME: Skill =
+    Skill { right: |r, _, _| if r % 2 == 0 { 0.97 } else { 0.0 }, sure: 0.9, beside: 0.0 };
+
+/// Two tokens at each place, of which one is mostly right.
+const BRANCHING: Skill = Skill { right: |_, _, _| 0.6, sure: 0.6, beside: 0.7 };
+/// Claims as much, and is wrong.
+const BUSH: Skill = Skill { right: |_, _, _| 0.0, sure: 0.6, beside: 1e-9 };
 
 const PROMPT: u32 = 64;
 const TOKENS: u32 = 250;
@@ -69,6 +80,7 @@ struct Run {
     lookup: Option<Skill>,
     model: Option<Skill>,
     core: CheckedCore,
+    max_branches: u32,
     random: Stream,
     now_us: f64,
     seqs: BTreeMap<u32, (RequestId, u32)>,
@@ -109,6 +121,7 @@ impl Run {
             lookup,
             model,
             core: CheckedCore::new(config).unwrap(),
+            max_branches: 8,
             random: SeedTree::root(seed).child("speculation").stream(),
             now_us: 0.0,
             seqs: BTreeMap::new(),
@@ -122,12 +135,14 @@ impl Run {
 
     /// Runs `count` requests; the microseconds a token of each of them.
     fn run(&mut self, first: u64, count: u64, speculate: Speculate, max_draft: u32) -> Vec<f64> {
+        let max_branches = self.max_branches;
         let mut events: Vec<Event> = (first..first + count)
             .map(|id| {
                 let prompt: Vec<u32> =
                     (0..PROMPT).map(|i| token(RequestId(id + 1000), i)).collect();
                 let mut s = Submission::new(RequestId(id), Namespace::default(), prompt, TOKENS);
                 (s.speculate, s.max_draft) = (speculate, max_draft);
+                s.max_branches = max_branches;
                 Event::Submit(Box::new(s))
             })
             .collect();
@@ -176,17 +191,18 @@ impl Run {
 
     fn draft(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> f64 {
         let skill = self.model.expect("there is one");
-        for &DraftWanted { seq, drafter, nodes, stop_below, context } in &plan.wanted {
+        for &DraftWanted { seq, drafter, nodes, depth, stop_below, context, .. } in &plan.wanted {
             let mut all = 1.0;
-            let most = (1..=nodes).take_while(|_| {
+            let most = (1..=depth).take_while(|_| {
                 all *= skill.sure;
                 all * f64::from(CONFIDENCE_ONE) >= f64::from(stop_below)
             });
-            let nodes = self.nodes(seq, (most.count() as u32).max(1), skill);
-            outcome.work.passes = outcome.work.passes.max(nodes.len() as u32);
+            let depth = (most.count() as u32).max(1);
+            let nodes = self.nodes(seq, drafter, (depth, nodes), skill);
+            outcome.work.passes = outcome.work.passes.max(depth);
             // What it sees for the first time, at least.
             let known = self.seqs[&seq.0].1 > PROMPT + 1;
-            outcome.work.tokens += nodes.len() as u32 + if known { 1 } else { context.min(PROMPT) };
+            outcome.work.tokens += depth + if known { 1 } else { context.min(PROMPT) };
             outcome.proposals.push(Proposal { seq, drafter, nodes });
         }
         let work = outcome.work;
@@ -205,39 +221,55 @@ impl Run {
                 continue;
             }
             let (request, length) = self.seqs[&entry.seq.0];
-            let mut gained = 0;
+            let (mut gained, mut parent) = (0, DraftNode::ROOT);
             loop {
                 let right = token(request, length + gained);
                 outcome.tokens.push(right);
                 gained += 1;
-                if nodes.get(gained as usize - 1).is_none_or(|n| n.token != right) {
-                    break;
-                }
+                let child = nodes.iter().position(|n| (n.parent, n.token) == (parent, right));
+                let Some(child) = child else { break };
+                parent = child as u32;
             }
             outcome.commits.push(Commit { tokens: gained, end: None });
             self.seqs.get_mut(&entry.seq.0).unwrap().1 += gained;
             if let Some(skill) = self.lookup {
-                let nodes = self.nodes(entry.seq, 31, skill);
                 let drafter = DrafterKind::Lookup;
+                let nodes = self.nodes(entry.seq, drafter, (MAX_DRAFT, MAX_DRAFT), skill);
                 outcome.proposals.push(Proposal { seq: entry.seq, drafter, nodes });
             }
         }
         self.machine.verify(columns)
     }
 
-    fn nodes(&mut self, seq: SeqId, count: u32, skill: Skill) -> Vec<DraftNode> {
+    /// A chain so deep, with other tokens beside each of its nodes, so many nodes at most.
+    fn nodes(
+        &mut self,
+        seq: SeqId,
+        drafter: DrafterKind,
+        (depth, most): (u32, u32),
+        skill: Skill,
+    ) -> Vec<DraftNode> {
         let (request, length) = self.seqs[&seq.0];
-        (0..count)
-            .map(|depth| {
-                let right = token(request, length + depth);
-                let is = self.unit() < (skill.right)(request.0, length + depth - PROMPT, depth);
-                DraftNode {
-                    token: if is { right } else { right + 1 },
-                    parent: depth.checked_sub(1).unwrap_or(DraftNode::ROOT),
-                    confidence: (skill.sure * f64::from(CONFIDENCE_ONE)) as u32,
-                }
-            })
-            .collect()
+        let confidence = |sure: f64| (sure * f64::from(CONFIDENCE_ONE)) as u32;
+        let (mut nodes, mut parent) = (Vec::new(), DraftNode::ROOT);
+        for depth in 0..depth {
+            let right = token(request, length + depth);
+            let skilled = (skill.right)(request.0, length + depth - PROMPT, depth);
+            let first = self.unit() < skilled;
+            let beside = !first && self.unit() < skill.beside;
+            let place = nodes.len() as u32;
+            let token = if first { right } else { right + 1 };
+            let confidence_of_first = confidence(skill.sure);
+            nodes.push(DraftNode { token, parent, confidence: confidence_of_first, drafter });
+            if skill.beside > 0.0 {
+                let token = if beside { right } else { right + 2 };
+                let confidence = confidence((1.0 - skill.sure) * skill.beside);
+                nodes.push(DraftNode { token, parent, confidence, drafter });
+            }
+            parent = if beside { place + 1 } else { place };
+        }
+        nodes.truncate(most as usize);
+        nodes
     }
 }
 
@@ -275,6 +307,8 @@ fn nobody_is_slower_whoever_drafts() {
         ("bait", BAIT),
         ("fair", FAIR),
         ("some", SOME),
+        ("branching", BRANCHING),
+        ("bush", BUSH),
     ] {
         for machine in [DENSE, COMPUTE_BOUND] {
             for batch in [1, 2, 4, 8, 16] {
@@ -309,6 +343,22 @@ fn good_drafts_pay() {
         let all = speedups(DENSE, lookup, model, batch, 7);
         let found = median(all.clone());
         assert!(found >= wanted, "batch {batch}, {wanted}: {found} {all:?}");
+    }
+}
+
+#[test]
+fn branches_pay_where_a_second_token_is_often_right() {
+    for (lookup, model) in [(Some(BRANCHING), None), (None, Some(BRANCHING))] {
+        let speed = |branches| {
+            let mut run = Run::new(DENSE, lookup, model, DraftControl::Adaptive, 5);
+            run.max_branches = branches;
+            run.run(1_000_000, 1, Speculate::Off, MAX_DRAFT);
+            let times: Vec<f64> =
+                (0..8).flat_map(|id| run.run(id, 1, Speculate::Auto, MAX_DRAFT)).collect();
+            1.0 / median(times)
+        };
+        let (chain, tree) = (speed(1), speed(8));
+        assert!(tree > chain * 1.05, "{tree} {chain}");
     }
 }
 

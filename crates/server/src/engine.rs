@@ -14,6 +14,7 @@ use std::sync::{
 use dunlin_engine::{
     CancelFlag, Completion, ContextOverflow, DrafterKind, EngineThread, Finish as EngineFinish,
     PositionLogprobs, Request, RequestError, RequestEvent, Speculate, SubmitError, TextOptions,
+    drafter::DraftAcceptance,
 };
 use dunlin_executor::sampler::{SampleError, TokenLogprob as EngineLogprob};
 use dunlin_kvcache::TenantId;
@@ -61,6 +62,10 @@ pub struct Speculation {
     pub speculate: Speculate,
     /// Draft tokens of a choice that a step verifies at most.
     pub max_draft: u32,
+    /// Branches of such a draft at most.
+    pub max_branches: u32,
+    /// How draft tokens come to be accepted where a request does not say.
+    pub acceptance: DraftAcceptance,
     /// Whether there is a draft model.
     pub draft_model: bool,
     /// Whether drafts may come from earlier answers or a corpus.
@@ -129,11 +134,11 @@ impl<B: Backend + 'static> EngineService<B> {
         *place.unwrap_or_else(std::sync::PoisonError::into_inner) = speculation;
     }
 
-    /// Which drafters a request uses, and for how much.
-    fn speculate(&self, asked: Option<Speculate>) -> Result<(Speculate, u32), ServiceError> {
+    /// Which drafters a request uses, for how much, and how drafts come to be accepted.
+    fn speculate(&self, generate: &Generate) -> Result<Speculation, ServiceError> {
         let allowed = self.speculation.read();
         let allowed = allowed.unwrap_or_else(std::sync::PoisonError::into_inner);
-        match asked {
+        match generate.speculate {
             Some(Speculate::Only(DrafterKind::Model)) if !allowed.draft_model => {
                 Err(unusable("speculate", "this server has no draft model"))
             }
@@ -143,7 +148,11 @@ impl<B: Backend + 'static> EngineService<B> {
             Some(layers @ Speculate::Only(DrafterKind::Layers)) if allowed.speculate != layers => {
                 Err(unusable("speculate", "this server does not draft with the model's own layers"))
             }
-            asked => Ok((asked.unwrap_or(allowed.speculate), allowed.max_draft)),
+            asked => {
+                let speculate = asked.unwrap_or(allowed.speculate);
+                let acceptance = generate.acceptance.unwrap_or(allowed.acceptance);
+                Ok(Speculation { speculate, acceptance, ..allowed.clone() })
+            }
         }
     }
 
@@ -222,7 +231,7 @@ impl<B: Backend + 'static> Service for EngineService<B> {
 
     fn generate(&self, generate: Generate) -> Result<Generation, ServiceError> {
         let loaded = self.model()?;
-        let speculation = self.speculate(generate.speculate)?;
+        let speculation = self.speculate(&generate)?;
         let planned = loaded.plan(generate, speculation)?;
         let (chunks, receiver) = mpsc::channel(planned.capacity);
         let flag = planned.request.cancel.clone();
@@ -297,11 +306,7 @@ struct Planned {
 
 impl<B: Backend + 'static> Loaded<B> {
     /// The request as the engine takes it.
-    fn plan(
-        &self,
-        generate: Generate,
-        (speculate, max_draft): (Speculate, u32),
-    ) -> Result<Planned, ServiceError> {
+    fn plan(&self, generate: Generate, speculation: Speculation) -> Result<Planned, ServiceError> {
         let placed = self.place(generate.tenant, generate.session.as_ref())?;
         let mut prompt = match &generate.input {
             // What follows something begins no text.
@@ -336,8 +341,10 @@ impl<B: Backend + 'static> Loaded<B> {
             tenant: generate.tenant,
             session: placed.usage,
             logprobs: generate.logprobs,
-            speculate,
-            max_draft,
+            speculate: speculation.speculate,
+            max_draft: speculation.max_draft,
+            max_branches: speculation.max_branches,
+            acceptance: speculation.acceptance,
             ..Request::new(prompt, generate.sampling, generate.max_tokens)
         };
         Ok(Planned { request, prompt_tokens, capacity })
@@ -528,6 +535,7 @@ impl Sink {
             output_tokens: bill.output_tokens,
             drafted_tokens: bill.draft_tokens,
             accepted_tokens: bill.accepted_tokens,
+            speculation_contract: bill.speculation_contract.name(),
             queue_ns: bill.queue_ns,
             prefill_ns: bill.prefill_ns,
             decode_ns: bill.decode_ns,

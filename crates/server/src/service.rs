@@ -3,7 +3,7 @@
 //! The codecs know nothing of the engine, the engine nothing of HTTP. Tests put a scripted service
 //! in the engine's place.
 
-use dunlin_engine::Speculate;
+use dunlin_engine::{Speculate, drafter::DraftAcceptance};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_kvcache::TenantId;
 use dunlin_scheduler::Keep;
@@ -74,6 +74,8 @@ pub struct Generate {
     pub show_special: bool,
     /// Which drafters it uses; the server's own setting where it does not say.
     pub speculate: Option<Speculate>,
+    /// How draft tokens come to be accepted; the server's own setting where it does not say.
+    pub acceptance: Option<DraftAcceptance>,
     /// What the text of each choice must be.
     pub constraint: Option<Constraint>,
     /// The final hidden state of the prompt's last token is wanted, and nothing else.
@@ -159,6 +161,7 @@ impl Generate {
             logprobs: None,
             show_special: false,
             speculate: None,
+            acceptance: None,
             constraint: None,
             hidden: false,
             tenant: TenantId(0),
@@ -295,6 +298,8 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Of those, the ones that became output.
     pub accepted_tokens: usize,
+    /// What holds of the output beside plain decoding's: `exact` or `distribution`.
+    pub speculation_contract: &'static str,
     /// From submission to the first step.
     pub queue_ns: u64,
     /// From the first step to the first token.

@@ -99,6 +99,7 @@ pub(crate) fn propose(
             token: if depth < right { token } else { (token + 1) % ahead.vocabulary },
             parent: depth.checked_sub(1).unwrap_or(DraftNode::ROOT),
             confidence,
+            drafter: DrafterKind::Lookup,
         }
     };
     let nodes = (0..).zip(speculation.acceptance.iter()).map(node).collect();

@@ -78,6 +78,36 @@ pub struct SequenceInput<'a> {
     pub block_table: &'a [u32],
     /// Which of the new tokens get logits.
     pub logits: LogitsWanted,
+    /// An earlier sequence of the batch that this one is a **branch** of: all tokens before
+    /// `first_position`, new ones among them, are that one's, and other tokens follow. So the paths
+    /// of a tree are computed in one step, and what they have in common is computed once.
+    ///
+    /// A branch begins behind the first of its parent's new tokens. Its table has the parent's blocks
+    /// as far as `first_position` fills them, then blocks of its own. In the first of these, the
+    /// caller has put the KV of positions that were stored before the step; the backend stores that
+    /// of the step's new tokens ([`inherited`]) in every block that they belong to.
+    pub branch_of: Option<usize>,
+}
+
+/// The new tokens of other sequences that a branch has in the first of its own blocks: each with its
+/// position and the sequence of the batch that computes it. `batch[index]` must be a branch as
+/// [`SequenceInput::branch_of`] says; nothing for other sequences.
+pub fn inherited<'a>(
+    batch: &'a [SequenceInput<'a>],
+    index: usize,
+    block_tokens: usize,
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    let branch = &batch[index];
+    let end = branch.first_position;
+    let start = end - end % block_tokens;
+    let owner = move |position: usize| {
+        let mut of = branch.branch_of?;
+        while batch[of].first_position > position {
+            of = batch[of].branch_of?;
+        }
+        Some((position, of))
+    };
+    (start..end).filter_map(owner)
 }
 
 impl SequenceInput<'_> {
@@ -160,7 +190,7 @@ pub trait Backend: Send {
     /// `[n_wanted, vocab_size]`, row-major, in the order of the sequences and of their positions.
     ///
     /// # Errors
-    /// Bad token ids and block tables are refused before anything is computed.
+    /// Bad token ids, block tables and branches are refused before anything is computed.
     fn forward(
         &mut self,
         batch: &[SequenceInput<'_>],
@@ -333,5 +363,32 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         by: i64,
     ) -> Result<(), BackendError> {
         (**self).move_kv(from, to, tokens, by)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(tokens: &[u32], first_position: usize, branch_of: Option<usize>) -> SequenceInput<'_> {
+        let logits = LogitsWanted::All;
+        SequenceInput { tokens, first_position, block_table: &[], logits, branch_of }
+    }
+
+    #[test]
+    fn a_branch_has_what_its_ancestors_compute_in_its_first_block() {
+        let batch = [
+            input(&[1], 3, None),
+            input(&[1, 2, 3, 4], 9, None),
+            input(&[5, 6], 11, Some(1)),
+            input(&[7], 12, Some(2)),
+            input(&[8], 12, Some(1)),
+        ];
+        let of = |i, block| inherited(&batch, i, block).collect::<Vec<_>>();
+        assert_eq!(of(1, 8), []);
+        assert_eq!(of(2, 8), [(9, 1), (10, 1)]);
+        assert_eq!(of(3, 8), [(9, 1), (10, 1), (11, 2)]);
+        assert_eq!(of(4, 5), [(10, 1), (11, 1)]);
+        assert_eq!(of(4, 4), []);
     }
 }

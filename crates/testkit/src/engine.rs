@@ -45,6 +45,7 @@ pub fn logits_from(
             first_position: position,
             block_table: &table,
             logits: if end > from { LogitsWanted::All } else { LogitsWanted::None },
+            branch_of: None,
         };
         backend.forward(&[input], &mut step).expect("a valid step");
         if end > from {

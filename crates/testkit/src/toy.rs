@@ -2,7 +2,7 @@
 //! table, a lost or doubly used block or a wrong position changes them.
 
 use dunlin_spec::ModelSpec;
-use dunlin_tensor::{Backend, BackendError, KvLanes, LogitsWanted, SequenceInput};
+use dunlin_tensor::{Backend, BackendError, KvLanes, LogitsWanted, SequenceInput, inherited};
 use dunlin_units::SeedTree;
 
 /// A slot of KV that was never written.
@@ -140,6 +140,13 @@ impl Backend for Toy {
         // the same slot are seen.
         for seq in batch {
             self.write(seq)?;
+        }
+        for (i, seq) in batch.iter().enumerate() {
+            for (position, of) in inherited(batch, i, self.block_tokens) {
+                let token = batch[of].tokens[position - batch[of].first_position];
+                let block = seq.block_table[position / self.block_tokens] as usize;
+                self.kv[block][position % self.block_tokens] = token;
+            }
         }
         for seq in batch {
             let end = seq.first_position + seq.tokens.len();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use dunlin_kernels_cpu::{CpuFeatures, Isa};
 use dunlin_model::{CpuModel, LoadOptions, load};
+use dunlin_scheduler::{DraftNode, DrafterKind, TreeLayout};
 use dunlin_spec::{ActivationPrecision, KvType};
 use dunlin_tensor::{Backend, Best, LogitsWanted, SequenceInput};
 use dunlin_testkit::engine::{Route, block_table, logits_from};
@@ -265,6 +266,7 @@ fn amid_strangers(case: &Case, rng: &mut Rng) -> Vec<f32> {
                     OURS => LogitsWanted::None,
                     _ => LogitsWanted::Last,
                 },
+                branch_of: None,
             })
             .collect();
         model.forward(&batch, &mut step).expect("a valid step");
@@ -309,6 +311,7 @@ fn best_tokens(case: &Case, model: &mut CpuModel) -> Vec<Best> {
             first_position: range.start,
             block_table: table,
             logits: wanted,
+            branch_of: None,
         };
         let batch = tables.each_ref().map(|table| input(table));
         model.forward_best(&batch, &[false, true], &mut logits, &mut best).expect("a valid step");
@@ -385,6 +388,7 @@ fn a_shared_prefix_does_not_matter(cases: &[Case]) {
                 first_position: shared + i * 20,
                 block_table: &table,
                 logits: LogitsWanted::All,
+                branch_of: None,
             };
             model.forward(&[input], &mut step).expect("a valid step");
             let skip = case.from.saturating_sub(input.first_position).min(chunk.len());
@@ -404,6 +408,139 @@ fn tiny_shared_prefix() {
 #[test]
 fn real_shared_prefix() {
     a_shared_prefix_does_not_matter(&real_cases("real_shared_prefix"));
+}
+
+/// New tokens that all get logits.
+fn input<'a>(
+    tokens: &'a [u32],
+    first_position: usize,
+    block_table: &'a [u32],
+    branch_of: Option<usize>,
+) -> SequenceInput<'a> {
+    SequenceInput { tokens, first_position, block_table, logits: LogitsWanted::All, branch_of }
+}
+
+/// A step that computes a tree of tokens behind `case.tokens[..base]`, beside another sequence, gives
+/// each node the logits that a chain gives the same tokens; and what follows an accepted branch, whose
+/// KV has been copied to where the sequence goes on, is what follows the chain.
+fn a_tree_does_not_matter(case: &Case, model: &mut CpuModel, base: usize, rng: &mut Rng) {
+    let (block, vocab) = (model.block_tokens(), model.spec().vocab_size);
+    let table = block_table(model, base + 40, 0);
+    let mut next_block = table.len() as u32;
+    let mut fresh = |blocks: usize| -> Vec<u32> {
+        next_block += blocks as u32;
+        (next_block - blocks as u32..next_block).collect()
+    };
+    let stored = base - 1;
+    let mut step = Vec::new();
+    for (i, chunk) in case.tokens[..stored].chunks(64).enumerate() {
+        let part =
+            SequenceInput { logits: LogitsWanted::None, ..input(chunk, i * 64, &table, None) };
+        model.forward(&[part], &mut step).expect("a valid step");
+    }
+    let root = case.tokens[stored];
+    let parents: Vec<u32> =
+        (0..14).map(|i| (rng.below(i + 1) as u32).checked_sub(1).unwrap_or(u32::MAX)).collect();
+    let node = |&parent: &u32| DraftNode {
+        token: rng.below(vocab) as u32,
+        parent,
+        confidence: 1,
+        drafter: DrafterKind::Lookup,
+    };
+    let nodes: Vec<DraftNode> = parents.iter().map(node).collect();
+    let mut layout = TreeLayout::default();
+    layout.lay_out(&nodes);
+    // Each branch with its tokens, its first position and its table.
+    let mut branches: Vec<(Vec<u32>, usize, Vec<u32>)> = Vec::new();
+    for branch in &layout.branches {
+        let mut tokens: Vec<u32> =
+            layout.order[branch.nodes.clone()].iter().map(|&n| nodes[n as usize].token).collect();
+        let Some(of) = branch.parent else {
+            tokens.insert(0, root);
+            branches.push((tokens, stored, table.clone()));
+            continue;
+        };
+        let first = base + branch.depth as usize;
+        let shared = first / block;
+        let mut own = branches[of].2[..shared].to_vec();
+        own.extend(fresh((first + tokens.len()).div_ceil(block) - shared));
+        if let Some(lanes) = stored.checked_sub(shared * block).filter(|&lanes| lanes > 0) {
+            model.copy_block(table[shared], own[shared], lanes);
+        }
+        branches.push((tokens, first, own));
+    }
+    let (stranger, other) = ([1, 2, 3], fresh(1));
+    let mut batch = vec![input(&stranger, 0, &other, None)];
+    for (branch, (tokens, first, table)) in layout.branches.iter().zip(&branches) {
+        batch.push(input(tokens, *first, table, branch.parent.map(|of| of + 1)));
+    }
+    model.forward(&batch, &mut step).expect("a valid step");
+    // Behind the stranger's and the root's rows there is one for each place.
+    let rows: Vec<f32> = step[4 * vocab..].to_vec();
+    let next = 5;
+    for (branch, (tokens, first, table_of)) in layout.branches.iter().zip(&branches) {
+        let (mut path, mut places) = (vec![root], Vec::new());
+        let mut at = branch.nodes.end as u32 - 1;
+        while at != u32::MAX {
+            places.insert(0, at as usize);
+            at = layout.parents[at as usize];
+        }
+        path.extend(places.iter().map(|&place| nodes[layout.order[place] as usize].token));
+        path.push(next);
+        let mut chain_table = table[..stored / block].to_vec();
+        chain_table.extend(fresh((stored + path.len()).div_ceil(block) - stored / block));
+        if !stored.is_multiple_of(block) {
+            model.copy_block(table[stored / block], chain_table[stored / block], stored % block);
+        }
+        model
+            .forward(&[input(&path, stored, &chain_table, None)], &mut step)
+            .expect("a valid step");
+        for (i, &place) in places.iter().enumerate() {
+            let (found, expected) = (&rows[place * vocab..], &step[(i + 1) * vocab..]);
+            let same = found[..vocab]
+                .iter()
+                .zip(&expected[..vocab])
+                .all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{}: node {place} of a tree behind {base} tokens", case.name);
+        }
+        let expected = step[(path.len() - 1) * vocab..].to_vec();
+        // Accepted: as the executor does it.
+        let end = first + tokens.len();
+        let full = stored / block;
+        let mut accepted = table[..full].to_vec();
+        accepted.extend(fresh(end / block + 1 - full));
+        for i in full..end.div_ceil(block) {
+            model.copy_block(table_of[i], accepted[i], (end - i * block).min(block));
+        }
+        model.forward(&[input(&[next], end, &accepted, None)], &mut step).expect("a valid step");
+        assert!(step == expected, "{}: what follows an accepted branch", case.name);
+    }
+}
+
+#[test]
+fn tiny_trees() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rng = Rng(tiny::seed());
+    let sets = instruction_sets();
+    for case in &tiny_cases(folder.path()) {
+        for (&features, threads) in sets.iter().zip([2].into_iter().chain(std::iter::repeat(1))) {
+            let mut model = case.load(|o| (o.cpu, o.threads) = (Some(features), Some(threads)));
+            for base in [1, 28, 32, 33, 63] {
+                a_tree_does_not_matter(case, &mut model, base, &mut rng);
+            }
+        }
+    }
+}
+
+#[test]
+fn real_trees() {
+    let mut rng = Rng(tiny::seed());
+    for case in &real_cases("real_trees") {
+        let mut model = case.load(|o| o.threads = Some(2));
+        for base in [40, 509] {
+            a_tree_does_not_matter(case, &mut model, base, &mut rng);
+        }
+    }
 }
 
 /// A pack made in memory, made on disk and mapped, and found there: the same bits.

@@ -13,6 +13,8 @@ pub enum Purpose {
     Accept = 1,
     /// The replacement of a refused speculated token.
     Resample = 2,
+    /// The draw of a token to speculate on, from a drafter's distribution.
+    Draft = 3,
 }
 
 /// The noise of one position of one choice, for one purpose: an array over lanes (usually token

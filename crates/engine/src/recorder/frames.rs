@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The first bytes of a record, the version among them.
-const START: &[u8; 12] = b"DUNLINRC\x02\0\0\0";
+const START: &[u8; 12] = b"DUNLINRC\x03\0\0\0";
 /// No call has more to tell; a longer frame is a damaged one.
 const MAX_FRAME: u32 = 1 << 30;
 

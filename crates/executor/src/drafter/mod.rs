@@ -16,7 +16,9 @@ use dunlin_scheduler::{DraftWork, DrafterKind, Proposal, SeqOp};
 use dunlin_tensor::Backend;
 use dunlin_units::SeqId;
 
-use crate::sampler::SamplingParams;
+use std::{fmt, str::FromStr};
+
+use crate::sampler::{Drawn, SamplingParams};
 
 /// A draft that is wanted.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +29,10 @@ pub struct Wanted<'a> {
     pub tokens: &'a [u32],
     /// Nodes at most.
     pub nodes: usize,
+    /// Nodes of the longest path at most.
+    pub depth: usize,
+    /// Branches at most: 1 for a chain.
+    pub branches: usize,
     /// The draft ends where the probability that all of it is right falls below this, in 1/65536.
     pub stop_below: u32,
     /// So many of the last tokens are to be looked at.
@@ -37,6 +43,64 @@ pub struct Wanted<'a> {
     pub prompt_len: usize,
     /// Which of its choices the sequence is.
     pub choice: u32,
+    /// Whether a token of each node is drawn from the drafter's distribution, for residual sampling.
+    pub draws: bool,
+}
+
+/// How a draft token comes to be accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DraftAcceptance {
+    /// Where it is the token that plain decoding chooses with the same noise (contract `exact`).
+    #[default]
+    Coupled,
+    /// By residual sampling: outputs have the distribution of plain decoding, and are others
+    /// (contract `distribution`). Greedy choices are those of plain decoding all the same.
+    Residual,
+}
+
+impl DraftAcceptance {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Coupled, Self::Residual];
+
+    /// Its name on command lines and in requests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Coupled => "coupled",
+            Self::Residual => "residual",
+        }
+    }
+}
+
+impl fmt::Display for DraftAcceptance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Not a way to accept drafts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no way to accept drafts: it is coupled or residual")]
+pub struct ParseAcceptanceError(String);
+
+impl FromStr for DraftAcceptance {
+    type Err = ParseAcceptanceError;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|way| way.name() == s);
+        found.ok_or_else(|| ParseAcceptanceError(s.into()))
+    }
+}
+
+/// A token that a drafter drew to follow a sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DrawnNode {
+    /// Which sequence.
+    pub seq: SeqId,
+    /// The sequence's tokens when it was drafted for.
+    pub length: usize,
+    /// Draft tokens behind these, in front of the drawn one.
+    pub path: Vec<u32>,
+    /// What was drawn.
+    pub drawn: Drawn,
 }
 
 /// Proposes continuations.
@@ -53,6 +117,11 @@ pub trait Drafter: Send {
     /// Proposes for each of these sequences, and says what that took. Sequences of which nothing can
     /// be said are left out.
     fn propose(&mut self, wanted: &[Wanted<'_>], proposals: &mut Vec<Proposal>) -> DraftWork;
+
+    /// Gives out what was drawn since it was last asked, proposed or not.
+    fn take_drawn(&mut self, to: &mut Vec<DrawnNode>) {
+        let _ = to;
+    }
 }
 
 /// The sequence that an operation makes anew or changes other than by appending, and how many of its

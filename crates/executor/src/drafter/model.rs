@@ -2,19 +2,27 @@
 //!
 //! A draft step is a few forward passes over all sequences that want a draft at once. The first
 //! takes what each sequence has gained since its last draft (and recomputes nothing that was
-//! accepted); each pass gives every draft another token, and drafts that are no longer likely enough
-//! leave. Tokens are chosen as the model chooses: with the request's parameters and the same noise,
-//! so that where both models' distributions are alike, sampled tokens are alike too.
+//! accepted); each pass makes every draft's tree grow where it is most probable ([`growth`]), and
+//! drafts that are no longer likely enough leave. Tokens are chosen as the model chooses: with the
+//! request's parameters and the same noise, so that where both models' distributions are alike,
+//! sampled tokens are alike too.
+//!
+//! Where the sequence repeats itself, passes are saved: what followed before is looked up, and the
+//! draft model verifies it as the model verifies drafts, several tokens in a pass (staged speculative
+//! decoding, C116). Its drafts are what they would be without.
 //!
 //! It looks back only as far as it is told, at positions from 0 on: a guess needs less context than
 //! an answer, and what it has not seen it need not compute. Where KV is short, the sequence that was
 //! drafted for longest ago loses its own.
 
 use dunlin_scheduler::{CONFIDENCE_ONE, DraftNode, DraftWork, DrafterKind, Proposal, SeqOp};
-use dunlin_tensor::{Backend, LogitsWanted, SequenceInput};
+use dunlin_tensor::Backend;
 
-use super::{Drafter, VocabularyMap, Wanted, forgotten};
-use crate::sampler::{SamplePlace, Sampler};
+use self::growth::Draft;
+use super::{Drafter, DrawnNode, VocabularyMap, Wanted, forgotten, lookup::LookupDrafter};
+use crate::sampler::{Choice, Sampler};
+
+mod growth;
 
 /// Drafts with a model.
 pub struct ModelDrafter<B> {
@@ -26,9 +34,23 @@ pub struct ModelDrafter<B> {
     /// Blocks that nobody has.
     free: Vec<u32>,
     sampler: Sampler,
+    choices: Vec<Choice>,
     logits: Vec<f32>,
     turn: u64,
+    /// Drafts for the drafter: its own tokens are verified, too.
+    stage: LookupDrafter,
+    drawn: Vec<DrawnNode>,
 }
+
+/// A token that is likely to follow, and the draft model's for it.
+#[derive(Debug, Clone, Copy)]
+struct Hint {
+    token: u32,
+    id: u32,
+}
+
+/// The least probability of a path that is worth a look beforehand.
+const HINT_FROM: f64 = 0.5;
 
 /// What the draft model has of a sequence.
 #[derive(Debug, Default)]
@@ -57,19 +79,6 @@ impl State {
     }
 }
 
-/// A draft in the making.
-struct Active<'a> {
-    wanted: &'a Wanted<'a>,
-    /// The draft model's tokens that the next pass takes.
-    feed: Vec<u32>,
-    /// The sequence's tokens with the draft.
-    tokens: Vec<u32>,
-    nodes: Vec<DraftNode>,
-    /// The probability that all of it is right.
-    all: f64,
-    done: bool,
-}
-
 impl<B: Backend> ModelDrafter<B> {
     /// A drafter on this backend, whose KV is its own.
     pub fn new(backend: B, vocabulary: VocabularyMap) -> Self {
@@ -86,8 +95,11 @@ impl<B: Backend> ModelDrafter<B> {
             states: Vec::new(),
             free,
             sampler: Sampler::new(),
+            choices: Vec::new(),
             logits: Vec::new(),
             turn: 0,
+            stage: LookupDrafter::default(),
+            drawn: Vec::new(),
         }
     }
 
@@ -110,9 +122,9 @@ impl<B: Backend> ModelDrafter<B> {
         }
         let tokens = wanted.tokens;
         // A token may be several of the draft model's; nodes go behind them.
-        let most = self.backend.spec().context_length.saturating_sub(wanted.nodes + 1);
+        let most = self.backend.spec().context_length.saturating_sub(wanted.depth + 1);
         let kv = self.backend.block_count() * self.backend.block_tokens();
-        let most = most.min(kv.saturating_sub(wanted.nodes + 1));
+        let most = most.min(kv.saturating_sub(wanted.depth + 1));
         let stale = |state: &State| {
             let seen = tokens.len().saturating_sub(state.start);
             let back = state.start > 0 && seen < wanted.context.min(most / 2);
@@ -137,8 +149,8 @@ impl<B: Backend> ModelDrafter<B> {
             state.fed.push(token);
             state.ends.push(before + feed.len());
         }
-        let positions = state.positions() + wanted.nodes;
-        let fits = !feed.is_empty() && positions <= most + wanted.nodes;
+        let positions = state.positions() + wanted.depth;
+        let fits = !feed.is_empty() && positions <= most + wanted.depth;
         if !(fits && self.allocate(slot, positions)) {
             self.drop_state(slot);
             return None;
@@ -165,56 +177,27 @@ impl<B: Backend> ModelDrafter<B> {
         true
     }
 
-    /// One pass over all drafts that go on, and a token more for each. Whether it could be computed.
-    fn pass(&mut self, active: &mut [Active<'_>], work: &mut DraftWork) -> bool {
-        // Prompts that are longer than a step go first, in parts.
-        let limit = self.backend.max_step_tokens() / active.len().max(1);
-        for draft in active.iter_mut().filter(|a| !a.done) {
-            while draft.feed.len() > limit.max(1) {
-                let part: Vec<u32> = draft.feed.drain(..limit.max(1)).collect();
-                let slot = draft.wanted.seq.0 as usize;
-                let end = self.state(slot).positions() - draft.feed.len();
-                let table = &self.states[slot].as_ref().expect("it is there").table;
-                let input = SequenceInput {
-                    tokens: &part,
-                    first_position: end - part.len(),
-                    block_table: table,
-                    logits: LogitsWanted::None,
-                };
-                work.passes += 1;
-                work.tokens += part.len() as u32;
-                if self.backend.forward(&[input], &mut self.logits).is_err() {
-                    return false;
-                }
+    /// What tokens are likely to follow a draft's path, as one draft token each: what followed the same
+    /// tokens earlier in the sequence.
+    fn hints(&mut self, wanted: &Wanted<'_>, path: &[DraftNode], most: usize) -> Vec<Hint> {
+        let nodes = wanted.depth.min(path.len() + most);
+        let asked = Wanted { nodes, branches: 1, stop_below: 0, ..*wanted };
+        let mut likely = f64::from(CONFIDENCE_ONE) * HINT_FROM;
+        let found = self.stage.graft(&asked, path.to_vec());
+        let mut ids = Vec::new();
+        let mut hints = Vec::new();
+        for node in found.get(path.len()..).unwrap_or_default() {
+            likely *= f64::from(CONFIDENCE_ONE) / f64::from(node.confidence.max(1));
+            ids.clear();
+            self.vocabulary.push(node.token, &mut ids);
+            let [id] = ids[..] else { break };
+            // `likely` is now what the next one would need.
+            if likely > f64::from(CONFIDENCE_ONE) || self.vocabulary.back(id) != Some(node.token) {
+                break;
             }
+            hints.push(Hint { token: node.token, id });
         }
-        let states = &self.states;
-        let batch: Vec<SequenceInput<'_>> = active
-            .iter()
-            .filter(|a| !a.done)
-            .map(|draft| {
-                let state = states[draft.wanted.seq.0 as usize].as_ref().expect("it is there");
-                SequenceInput {
-                    tokens: &draft.feed,
-                    first_position: state.positions() - draft.feed.len(),
-                    block_table: &state.table,
-                    logits: LogitsWanted::Last,
-                }
-            })
-            .collect();
-        work.passes += 1;
-        work.tokens += batch.iter().map(|input| input.tokens.len() as u32).sum::<u32>();
-        if self.backend.forward(&batch, &mut self.logits).is_err() {
-            return false;
-        }
-        let vocab_size = self.backend.spec().vocab_size;
-        let mut rows = self.logits.chunks_exact_mut(vocab_size);
-        for draft in active.iter_mut().filter(|a| !a.done) {
-            let row = rows.next().expect("a row for each");
-            let state = self.states[draft.wanted.seq.0 as usize].as_mut().expect("it is there");
-            draft.extend(state, row, &mut self.sampler, &self.vocabulary);
-        }
-        true
+        hints
     }
 }
 
@@ -222,47 +205,6 @@ impl<B: Backend> ModelDrafter<B> {
 fn shared(state: &State, tokens: &[u32]) -> usize {
     let tokens = tokens.get(state.start..).unwrap_or_default();
     state.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count()
-}
-
-impl Active<'_> {
-    /// Adds the token that the draft model chooses, and decides whether the draft goes on.
-    fn extend(
-        &mut self,
-        state: &mut State,
-        row: &mut [f32],
-        sampler: &mut Sampler,
-        vocabulary: &VocabularyMap,
-    ) {
-        self.done = true;
-        let wanted = self.wanted;
-        let place = SamplePlace {
-            tokens: &self.tokens,
-            prompt_len: wanted.prompt_len,
-            choice: wanted.choice,
-        };
-        let Ok(sampled) = sampler.sample(wanted.sampling, place, row, Some(0)) else { return };
-        let Some(token) = vocabulary.back(sampled.token) else { return };
-        let sure = sampled.logprob.map_or(0.0, libm::exp).clamp(0.0, 1.0);
-        self.all *= sure;
-        let stop_below = f64::from(wanted.stop_below) / f64::from(CONFIDENCE_ONE);
-        // The first was computed already, whatever it is worth.
-        if self.all < stop_below && !self.nodes.is_empty() {
-            return;
-        }
-        let parent = (self.nodes.len() as u32).checked_sub(1).unwrap_or(DraftNode::ROOT);
-        let confidence = (sure * f64::from(CONFIDENCE_ONE)) as u32;
-        self.nodes.push(DraftNode { token, parent, confidence });
-        if self.nodes.len() >= wanted.nodes || self.all < stop_below {
-            return;
-        }
-        self.tokens.push(token);
-        self.feed.clear();
-        self.feed.push(sampled.token);
-        let end = state.positions() + 1;
-        state.fed.push(token);
-        state.ends.push(end);
-        self.done = false;
-    }
 }
 
 impl<B: Backend> Drafter for ModelDrafter<B> {
@@ -278,6 +220,7 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
     }
 
     fn changed(&mut self, op: &SeqOp) {
+        self.stage.changed(op);
         let Some((seq, stay)) = forgotten(op) else { return };
         let slot = seq.0 as usize;
         let Some(state) = self.states.get_mut(slot).and_then(Option::as_mut) else { return };
@@ -295,34 +238,34 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
     fn propose(&mut self, wanted: &[Wanted<'_>], proposals: &mut Vec<Proposal>) -> DraftWork {
         let mut work = DraftWork::default();
         self.turn += 1;
-        let mut active: Vec<Active<'_>> = Vec::new();
-        for wanted in wanted.iter().filter(|w| w.nodes > 0 && !w.tokens.is_empty()) {
+        let mut drafts: Vec<Draft<'_>> = Vec::new();
+        for wanted in wanted.iter().filter(|w| w.nodes > 0 && w.depth > 0 && !w.tokens.is_empty()) {
             if let Some(feed) = self.prepare(wanted) {
-                active.push(Active {
-                    wanted,
-                    feed,
-                    tokens: wanted.tokens.to_vec(),
-                    nodes: Vec::new(),
-                    all: 1.0,
-                    done: false,
-                });
+                drafts.push(Draft::new(wanted, feed));
             }
         }
-        while active.iter().any(|a| !a.done) {
-            if !self.pass(&mut active, &mut work) {
+        let done = self.catch_up(&mut drafts, &mut work) && {
+            let mut goes_on = Some(true);
+            while goes_on == Some(true) {
+                goes_on = self.pass(&mut drafts, &mut work);
+            }
+            goes_on.is_some()
+        };
+        for draft in drafts {
+            let seq = draft.wanted.seq;
+            let nodes = self.finish(draft);
+            if !done {
                 // What was written is not known: all of it is computed again, should it be asked.
-                for draft in &active {
-                    self.drop_state(draft.wanted.seq.0 as usize);
-                }
-                return work;
-            }
-        }
-        for Active { wanted, nodes, .. } in active {
-            if !nodes.is_empty() {
-                proposals.push(Proposal { seq: wanted.seq, drafter: self.kind, nodes });
+                self.drop_state(seq.0 as usize);
+            } else if !nodes.is_empty() {
+                proposals.push(Proposal { seq, drafter: self.kind, nodes });
             }
         }
         work
+    }
+
+    fn take_drawn(&mut self, to: &mut Vec<DrawnNode>) {
+        to.append(&mut self.drawn);
     }
 }
 

@@ -268,7 +268,8 @@ impl Texts {
             }
             let parent = i.checked_sub(1).map_or(DraftNode::ROOT, |p| p as u32);
             let confidence = (sure * f64::from(CONFIDENCE_ONE)) as u32;
-            nodes.push(DraftNode { token, parent, confidence });
+            let drafter = DrafterKind::Store;
+            nodes.push(DraftNode { token, parent, confidence, drafter });
         }
         nodes
     }
@@ -290,11 +291,14 @@ mod tests {
             seq: SeqId(7),
             tokens,
             nodes: 6,
+            depth: 6,
+            branches: 1,
             stop_below: 0,
             context: usize::MAX,
             sampling: &sampling,
             prompt_len: 0,
             choice: 0,
+            draws: false,
         };
         let Some(proposal) = store.propose(tenant, &wanted, 0) else { return Vec::new() };
         assert_eq!((proposal.seq, proposal.drafter), (SeqId(7), DrafterKind::Store));

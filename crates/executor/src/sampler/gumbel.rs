@@ -12,7 +12,7 @@ use crate::math::ln;
 
 /// The Gumbel variable of 64 uniform bits: `-ln(-ln(1 - v))` with `v` their fraction of 2^64 (at
 /// the middle of the step). Falls as the bits rise.
-fn gumbel(bits: u64) -> f64 {
+pub(super) fn gumbel(bits: u64) -> f64 {
     let v = (bits as f64 + 0.5) * (0.5f64.powi(64));
     -ln(-libm::log1p(-v.min(1.0 - f64::EPSILON / 2.0)))
 }

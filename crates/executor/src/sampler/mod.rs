@@ -20,13 +20,17 @@
 //!
 //! Not here: what a grammar allows, and the verification of drafts.
 
+mod choices;
 mod edits;
 mod gumbel;
 mod params;
+mod residual;
 mod scan;
 mod truncate;
 
+pub use choices::Choice;
 pub use params::{ParamError, SamplingParams};
+pub use residual::Drawn;
 
 use std::cmp::Reverse;
 
@@ -107,6 +111,8 @@ pub struct Sampler {
     top: Vec<TokenLogprob>,
     /// `[vocab_size]`: the logits with minus infinity where a token is not allowed.
     masked: Vec<f32>,
+    /// Tokens and probabilities.
+    weights: Vec<residual::Weight>,
 }
 
 impl Sampler {
@@ -144,39 +150,55 @@ impl Sampler {
         logprobs: Option<usize>,
         allowed: Option<&[u32]>,
     ) -> Result<Sampled, SampleError> {
+        let raw_max = self.scan(place, logits)?;
+        let log_sum = logprobs.map(|count| self.rank_logprobs(logits, raw_max, count));
+        let chosen = self.edited(params, place, logits, allowed, |sampler, logits| {
+            sampler.choose(params, place, logits)
+        });
+        let token = chosen.ok_or(SampleError::NothingLeft { position: place.tokens.len() })?;
+        let logprob = log_sum.map(|log_sum| f64::from(logits[token as usize]) - log_sum);
+        Ok(Sampled { token, logprob })
+    }
+
+    /// Looks at all logits; the largest.
+    fn scan(&mut self, place: SamplePlace<'_>, logits: &[f32]) -> Result<f32, SampleError> {
         let position = place.tokens.len();
         self.top.clear();
         self.maxima.scan(logits).map_err(|bad| match bad {
             BadLogits::NotANumber => SampleError::NotANumber { position },
             BadLogits::Infinite => SampleError::Infinite { position },
         })?;
-        let raw_max = self.maxima.max();
-        if raw_max == f32::NEG_INFINITY {
+        let max = self.maxima.max();
+        if max == f32::NEG_INFINITY {
             return Err(SampleError::Infinite { position });
         }
-        let log_sum = logprobs.map(|count| self.rank_logprobs(logits, raw_max, count));
-        let chosen = match allowed {
-            None => {
-                self.edits.apply(params, place.tokens, place.prompt_len, logits, &mut self.maxima);
-                let chosen = self.choose(params, place, logits);
-                self.edits.undo(logits);
-                chosen
-            }
-            Some(allowed) => {
-                let mut masked = std::mem::take(&mut self.masked);
-                mask(logits, allowed, &mut masked);
-                // The logits were looked at above, and none was added.
-                let _ = self.maxima.scan(&masked);
-                let edits = &mut self.edits;
-                edits.apply(params, place.tokens, place.prompt_len, &mut masked, &mut self.maxima);
-                let chosen = self.choose(params, place, &masked);
-                self.masked = masked;
-                chosen
-            }
+        Ok(max)
+    }
+
+    /// Steps 0 to 2 for as long as `look` looks, at logits that were scanned.
+    fn edited<R>(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &mut [f32],
+        allowed: Option<&[u32]>,
+        look: impl FnOnce(&mut Self, &[f32]) -> R,
+    ) -> R {
+        let Some(allowed) = allowed else {
+            self.edits.apply(params, place.tokens, place.prompt_len, logits, &mut self.maxima);
+            let result = look(self, logits);
+            self.edits.undo(logits);
+            return result;
         };
-        let token = chosen.ok_or(SampleError::NothingLeft { position })?;
-        let logprob = log_sum.map(|log_sum| f64::from(logits[token as usize]) - log_sum);
-        Ok(Sampled { token, logprob })
+        let mut masked = std::mem::take(&mut self.masked);
+        mask(logits, allowed, &mut masked);
+        // The logits were looked at before, and none was added.
+        let _ = self.maxima.scan(&masked);
+        let edits = &mut self.edits;
+        edits.apply(params, place.tokens, place.prompt_len, &mut masked, &mut self.maxima);
+        let result = look(self, &masked);
+        self.masked = masked;
+        result
     }
 
     /// The best tokens of the last [`Sampler::sample`], best first, the lower id among equals.

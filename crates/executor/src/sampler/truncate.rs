@@ -15,7 +15,7 @@ pub(super) struct Candidate {
     /// The logit's distance from the largest, divided by the temperature: 0 or less.
     pub(super) score: f64,
     /// `e^score`: the probability up to a common factor.
-    weight: f64,
+    pub(super) weight: f64,
 }
 
 /// Whether any truncation is on.

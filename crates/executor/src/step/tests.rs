@@ -1,7 +1,7 @@
 //! Plans made by hand and at random over a toy backend, against the plainest loop there is.
 
 use dunlin_kvcache::TenantId;
-use dunlin_scheduler::{Entry, Speculate};
+use dunlin_scheduler::{DraftNode, DrafterKind, Entry, Speculate, TreeLayout};
 use dunlin_testkit::toy::Toy;
 use dunlin_units::{SeedTree, Stream};
 
@@ -9,6 +9,7 @@ use dunlin_tokenizer::grammar::Grammar;
 
 use super::*;
 use crate::{
+    drafter::DraftAcceptance,
     sampler::{SamplePlace, Sampler, SamplingParams},
     text::{ChoiceText, TextOptions},
 };
@@ -31,6 +32,8 @@ fn params(seed: u64, choices: u32, max_tokens: u32) -> GenerationParams {
         speculate: Speculate::Off,
         max_draft: 0,
         tenant: TenantId(0),
+        max_branches: 8,
+        acceptance: DraftAcceptance::Coupled,
         text: ChoiceText::new(None, &[], TextOptions::default()),
         grammar: None,
         hidden: false,
@@ -75,6 +78,8 @@ struct Driver {
     plan: StepPlan,
     outcome: StepOutcome,
     next_block: u32,
+    /// Blocks that were branches'.
+    spare: Vec<u32>,
 }
 
 impl Driver {
@@ -82,33 +87,49 @@ impl Driver {
         let mut executor = Executor::new(toy, threads);
         executor.spread_from = 1;
         let (plan, outcome) = (StepPlan::default(), StepOutcome::default());
-        Self { executor, plan, outcome, next_block: 0 }
+        Self { executor, plan, outcome, next_block: 0, spare: Vec::new() }
     }
 
     fn start(&mut self, id: u32, params: GenerationParams, prompt: &[u32]) -> Planned {
-        let (seq, request) = (SeqId(id), RequestId(u64::from(id)));
         let wanted = reference(&params, prompt, 0);
+        Planned { wanted, ..self.start_fresh(id, params, prompt) }
+    }
+
+    /// The same where nobody knows what is to come.
+    fn start_fresh(&mut self, id: u32, params: GenerationParams, prompt: &[u32]) -> Planned {
+        let (seq, request) = (SeqId(id), RequestId(u64::from(id)));
         self.executor.register(request, params);
         self.executor.apply(&SeqOp::Start { seq, request: Some(request), choice: 0 });
         self.executor.apply(&SeqOp::Append { seq, tokens: prompt.into() });
-        Planned { seq, computed: 0, prompt: prompt.to_vec(), wanted, blocks: 0 }
+        let prompt = prompt.to_vec();
+        Planned { seq, computed: 0, prompt, wanted: Vec::new(), blocks: 0 }
     }
 
     /// Adds an entry for the next `tokens` tokens; the sequence is sampled where they are its last.
     fn add(&mut self, planned: &mut Planned, tokens: usize, draft: &[DraftNode]) {
         let end = planned.computed + tokens;
-        while planned.blocks * BLOCK < end + draft.len() {
+        let mut layout = TreeLayout::default();
+        layout.lay_out(draft);
+        while planned.blocks * BLOCK < end + layout.depth() as usize {
             self.executor.apply(&SeqOp::Block { seq: planned.seq, block: self.next_block });
             planned.blocks += 1;
             self.next_block += 1;
         }
         let last = end == self.executor.tokens(planned.seq).len();
         assert!(last || draft.is_empty());
+        let scratch = layout.scratch_blocks(end as u32, BLOCK as u32);
+        for _ in 0..scratch {
+            self.plan.scratch.push(self.spare.pop().unwrap_or_else(|| {
+                self.next_block += 1;
+                self.next_block - 1
+            }));
+        }
         self.plan.entries.push(Entry {
             seq: planned.seq,
             first_position: planned.computed as u32,
             tokens: tokens as u32,
             draft: draft.len() as u32,
+            scratch,
             samples: u32::from(last),
         });
         self.plan.samples.extend(last.then_some(planned.seq));
@@ -126,6 +147,7 @@ impl Driver {
         self.plan.entries.clear();
         self.plan.samples.clear();
         self.plan.draft.clear();
+        self.spare.append(&mut self.plan.scratch);
         &self.outcome
     }
 
@@ -134,33 +156,29 @@ impl Driver {
     }
 }
 
-/// A tree whose first chain begins with some of `right`, then goes wrong, with other branches.
+/// A tree of anything, with the right path, as far as it goes, among its branches.
 fn random_tree(random: &mut Stream, right: &[u32]) -> Vec<DraftNode> {
     let mut nodes: Vec<DraftNode> = Vec::new();
-    let size = random.next_below(6) as usize;
-    let good = random.next_below(5) as usize;
-    let mut chain = DraftNode::ROOT;
-    let mut depth = 0;
-    for i in 0..size {
-        let main = random.next_below(3) > 0;
-        let first_child = !nodes.iter().any(|n| n.parent == chain);
-        let mut token = random.next_below(Toy::VOCAB as u64) as u32;
-        if main && first_child {
-            if depth < good && depth < right.len() {
-                token = right[depth];
-            }
-            nodes.push(DraftNode { token, parent: chain, confidence: 1 });
-            chain = i as u32;
-            depth += 1;
-        } else {
-            // A branch off an earlier node that has its first child already.
-            let parents: Vec<u32> = nodes.iter().map(|n| n.parent).collect();
-            let parent = parents.get(random.next_below(8) as usize).copied();
-            match parent {
-                Some(parent) => nodes.push(DraftNode { token, parent, confidence: 1 }),
-                None => break,
-            }
+    // Nodes on the right path so far, the root among them.
+    let mut on_path = vec![DraftNode::ROOT];
+    let wrong = 1 + random.next_below(4);
+    for i in 0..random.next_below(9) as u32 {
+        let end = on_path[on_path.len() - 1];
+        let next = right.get(on_path.len() - 1).filter(|_| random.next_below(wrong) == 0);
+        let parent = match random.next_below(u64::from(i) + 1) as u32 {
+            _ if next.is_some() => end,
+            0 => DraftNode::ROOT,
+            p => p - 1,
+        };
+        let token = next.copied().unwrap_or(random.next_below(Toy::VOCAB as u64) as u32);
+        if nodes.iter().any(|n| n.parent == parent && n.token == token) {
+            break;
         }
+        if parent == end && Some(&token) == right.get(on_path.len() - 1) {
+            on_path.push(i);
+        }
+        let drafter = DrafterKind::Lookup;
+        nodes.push(DraftNode { token, parent, confidence: 1, drafter });
     }
     nodes
 }
@@ -185,7 +203,7 @@ fn random_plans(seeds: u64, grammar_of: &dyn Fn(u32) -> Option<Grammar>) {
                 driver.start(id, params, &prompt)
             })
             .collect();
-        let mut gained_several = false;
+        let (mut gained_several, mut branched) = (false, 0);
         for _ in 0..400 {
             let mut sampled = Vec::new();
             for (i, planned) in all.iter_mut().enumerate() {
@@ -212,6 +230,7 @@ fn random_plans(seeds: u64, grammar_of: &dyn Fn(u32) -> Option<Grammar>) {
             if driver.plan.entries.is_empty() {
                 continue;
             }
+            branched += driver.plan.scratch.len();
             let outcome = driver.run();
             assert!(outcome.failed.is_empty());
             let commits = outcome.commits.clone();
@@ -230,7 +249,7 @@ fn random_plans(seeds: u64, grammar_of: &dyn Fn(u32) -> Option<Grammar>) {
                 assert_eq!(commit.end, ended.then_some(SampleEnd::Stop), "seed {seed}");
             }
         }
-        assert!(gained_several, "seed {seed}: no draft was accepted");
+        assert!(gained_several && branched > 0, "seed {seed}: no draft was accepted");
         for (planned, id) in all.iter().zip(0..) {
             assert_eq!(driver.output(planned), planned.wanted, "seed {seed}");
             let generation = driver.executor.release(RequestId(id)).unwrap();
@@ -372,6 +391,7 @@ fn bad_logits_end_only_their_sequence() {
         first_position: 2,
         tokens: 1,
         draft: 0,
+        scratch: 0,
         samples: 1,
     });
     driver.plan.samples.push(bad.seq);
@@ -395,3 +415,4 @@ fn a_request_that_was_released_gets_no_more_tokens() {
 }
 
 mod constrained;
+mod residual;

@@ -1,13 +1,13 @@
 //! Attention within a program: plans made once a step, items shared out among the threads.
 
 use super::buffers::{Floats, Shared};
-use super::machine::{PerThread, Step, Token};
+use super::machine::{PerThread, Step};
 use super::{Op, Program};
 use crate::KernelError;
 use crate::attention::{AttnScratch, AttnSequence, AttnShape, AttnTensors, Plan};
 use crate::kv::{BLOCK_TOKENS, KvPool, KvRows};
 use crate::pool::Worker;
-use dunlin_tensor::SequenceInput;
+use dunlin_tensor::{SequenceInput, inherited};
 
 /// The step's plans and what the threads need to run them.
 pub(super) struct Attention {
@@ -15,6 +15,8 @@ pub(super) struct Attention {
     plans: Vec<Plan>,
     /// The plan of each operation; only attention has one.
     plan_of: Vec<Option<usize>>,
+    /// Blocks of branches that also hold a new token's KV, by its row; in the order of rows.
+    copies: Vec<(usize, u32)>,
     partials: Shared<f32>,
     scratch: PerThread<AttnScratch>,
 }
@@ -24,6 +26,7 @@ impl Attention {
         Attention {
             plans: Vec::new(),
             plan_of: Vec::new(),
+            copies: Vec::new(),
             partials: Shared::default(),
             scratch: PerThread::new(threads),
         }
@@ -48,6 +51,7 @@ impl Attention {
             });
             first_row += input.tokens.len();
         }
+        self.list_copies(batch, &sequences);
         self.plans.clear();
         self.plan_of.clear();
         for op in &program.ops {
@@ -71,15 +75,34 @@ impl Attention {
         self.partials.resize(partials)
     }
 
-    /// Stores the keys and values of a new token.
-    pub fn store(&self, step: &Step<'_>, layer: usize, token: Token, k: &[f32], v: &[f32]) {
+    /// Finds the branches whose own blocks begin with tokens of other sequences of the step.
+    fn list_copies(&mut self, batch: &[SequenceInput<'_>], sequences: &[AttnSequence<'_>]) {
+        self.copies.clear();
+        for (index, branch) in batch.iter().enumerate().filter(|(_, b)| b.branch_of.is_some()) {
+            let to = branch.block_table[branch.first_position / BLOCK_TOKENS];
+            self.copies.extend(inherited(batch, index, BLOCK_TOKENS).map(|(position, of)| {
+                let row = sequences[of].first_row + position - sequences[of].first_position;
+                (row, to)
+            }));
+        }
+        self.copies.sort_unstable();
+    }
+
+    /// Stores the keys and values of the new token in this row of the step.
+    pub fn store(&self, step: &Step<'_>, layer: usize, row: usize, k: &[f32], v: &[f32]) {
+        let token = step.tokens[row];
         let table = step.batch[token.sequence].block_table;
-        let block = table[token.position / BLOCK_TOKENS];
-        let rows = KvRows { k, k_stride: k.len(), v, v_stride: v.len(), n: 1 };
+        let own = table[token.position / BLOCK_TOKENS];
         let lane = token.position % BLOCK_TOKENS;
-        // SAFETY: each token is one thread's, no two tokens of a step share a lane (block tables
-        // were checked), and attention reads only after the next barrier.
-        unsafe { step.kv.store_rows(step.cpu, layer, block, lane, rows) };
+        let rows = KvRows { k, k_stride: k.len(), v, v_stride: v.len(), n: 1 };
+        let first = self.copies.partition_point(|copy| copy.0 < row);
+        let copies = self.copies[first..].iter().take_while(|copy| copy.0 == row);
+        for block in copies.map(|copy| copy.1).chain([own]) {
+            // SAFETY: each token is one thread's, no two tokens of a step share a lane of a block
+            // (block tables were checked: a branch's own blocks are its alone, and what it inherits
+            // lies before its own tokens), and attention reads only after the next barrier.
+            unsafe { step.kv.store_rows(step.cpu, layer, block, lane, rows) };
+        }
     }
 
     /// This thread's share of a layer's attention.

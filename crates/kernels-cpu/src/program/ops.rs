@@ -297,6 +297,6 @@ impl Heads<'_> {
         for head in q.chunks_exact_mut(spec.head_dim).chain(k.chunks_exact_mut(spec.head_dim)) {
             elementwise::rope_neox(cpu, head, cos, sin);
         }
-        step.attention.store(step, self.layer, token, k, v);
+        step.attention.store(step, self.layer, t, k, v);
     }
 }

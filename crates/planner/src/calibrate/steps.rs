@@ -94,6 +94,7 @@ mod tests {
             first_position,
             tokens,
             draft,
+            scratch: 0,
             samples,
         };
         let samples = entries.iter().map(|e| e.3 as usize).sum();

@@ -1,5 +1,6 @@
 //! Plans, and what comes of them.
 
+use dunlin_kvcache::BlockId;
 use dunlin_units::{RequestId, SeqId};
 
 use super::{
@@ -23,12 +24,14 @@ pub(super) struct Step {
     samples: Vec<(SeqId, RequestId, u32)>,
     /// Those for which a draft is wanted.
     wanted: Vec<(SeqId, RequestId)>,
+    /// Blocks of branches, nobody else's until it is done.
+    scratch: Vec<BlockId>,
 }
 
 impl Step {
     fn new(plan: &StepPlan) -> Self {
-        let (entries, samples, wanted) = <_>::default();
-        Self { id: plan.step.0, entries, samples, wanted }
+        let (entries, samples, wanted, scratch) = <_>::default();
+        Self { id: plan.step.0, entries, samples, wanted, scratch }
     }
 }
 
@@ -56,6 +59,7 @@ impl PlanChecker {
         let mut step = Step::new(plan);
         let mut samples = plan.samples.as_slice();
         let mut draft = plan.draft.as_slice();
+        let mut scratch = plan.scratch.as_slice();
         for entry in &plan.entries {
             let of = |problem| format!("sequence {}: {problem}", entry.seq.0);
             ensure!(
@@ -66,9 +70,23 @@ impl PlanChecker {
             samples = rest;
             let (nodes, rest) = draft.split_at(entry.draft as usize);
             draft = rest;
+            let ordered =
+                (0..).zip(nodes).all(|(i, n)| n.parent == DraftNode::ROOT || n.parent < i);
+            ensure!(ordered, "a draft node comes before its parent");
+            let needed = branch_blocks(nodes, entry, self.memory.block_tokens as u32);
+            ensure!(
+                entry.scratch == needed && scratch.len() >= needed as usize,
+                "{} blocks for branches of a draft that needs {needed}",
+                entry.scratch
+            );
+            let (blocks, rest) = scratch.split_at(needed as usize);
+            scratch = rest;
             self.entry(entry, own, nodes, &mut step).map_err(of)?;
+            step.scratch.extend_from_slice(blocks);
         }
-        ensure!(samples.is_empty() && draft.is_empty(), "samples or draft nodes of no entry");
+        let none_left = samples.is_empty() && draft.is_empty() && scratch.is_empty();
+        ensure!(none_left, "samples, draft nodes or blocks of no entry");
+        self.take_scratch(&step.scratch)?;
         let mut seqs: Vec<u32> = plan.samples.iter().map(|s| s.0).collect();
         seqs.extend(plan.entries.iter().filter(|e| e.samples == 0).map(|e| e.seq.0));
         let parts = seqs.len();
@@ -81,11 +99,28 @@ impl PlanChecker {
         Ok(())
     }
 
+    /// Blocks for branches are nobody's before the step.
+    fn take_scratch(&mut self, blocks: &[BlockId]) -> Check {
+        let first_in_flight = self.steps.front().map_or(u64::MAX, |s| s.id);
+        for &id in blocks {
+            let block = self.memory.block(id)?;
+            ensure!(block.references == 0, "block {id} is for a branch, and is held");
+            ensure!(block.motion.is_none(), "block {id} is for a branch, and is moved");
+            ensure!(block.named_until < first_in_flight, "block {id} is for a branch in its step");
+            block.references = 1;
+            block.chain.clear();
+        }
+        Ok(())
+    }
+
     /// A step in which a drafter runs.
     fn draft_plan(&mut self, plan: &StepPlan) -> Check {
         ensure!(!plan.wanted.is_empty(), "a draft step that wants no drafts");
         ensure!(
-            plan.entries.is_empty() && plan.samples.is_empty() && plan.draft.is_empty(),
+            plan.entries.is_empty()
+                && plan.samples.is_empty()
+                && plan.draft.is_empty()
+                && plan.scratch.is_empty(),
             "a draft step that also runs the model"
         );
         let mut step = Step::new(plan);
@@ -147,16 +182,17 @@ impl PlanChecker {
         ensure!(first >= s.planned, "position {first} is computed again; {} are there", s.planned);
         ensure!(end <= s.total(), "positions up to {end}, and {} tokens", s.total());
         let covered = s.table.len() as u32 * size;
-        ensure!(covered >= end + entry.draft, "its table covers {covered} positions");
+        let draft_end = end + longest(draft);
+        ensure!(covered >= draft_end, "its table covers {covered} positions");
         let id = s.request.ok_or("planned without a request")?;
         let choice = s.choice;
         self.check_read(entry.seq, first)?;
-        self.write(entry.seq, first, end, end + entry.draft, step.id)?;
+        self.write(entry.seq, first, end, draft_end, step.id)?;
         self.check_draft(entry.seq, draft)?;
         let s = self.seq(entry.seq)?;
         let total = s.total();
         s.planned = end;
-        s.in_flight_end = s.in_flight_end.max(end + entry.draft);
+        s.in_flight_end = s.in_flight_end.max(draft_end);
         s.drafting = entry.draft > 0;
         if !samples.contains(&entry.seq) {
             s.in_flight += 1;
@@ -182,6 +218,12 @@ impl PlanChecker {
             entry.draft,
             r.max_draft,
             r.speculate
+        );
+        let branches = leaves(draft);
+        ensure!(
+            branches <= r.max_branches,
+            "a draft of {branches} branches; {id} has at most {}",
+            r.max_branches
         );
         if r.class == Class::Idle {
             ensure!(self.busy == 0, "idle work runs beside {} other requests", self.busy);
@@ -321,8 +363,7 @@ impl PlanChecker {
         for (i, node) in nodes.iter().enumerate() {
             let parent = match node.parent {
                 DraftNode::ROOT => DraftNode::ROOT,
-                p if (p as usize) < i => origin[p as usize],
-                p => return Err(format!("draft node {i} comes before its parent {p}")),
+                p => origin[p as usize],
             };
             let found = (0..).zip(&proposal).find(|(at, n)| {
                 n.token == node.token && n.parent == parent && !origin.contains(at)
@@ -342,6 +383,7 @@ impl PlanChecker {
         let tokens = step.entries.iter().map(|(e, ..)| u64::from(e.tokens + e.draft)).sum();
         self.totals.step(outcome.duration_ns, outcome.bytes);
         self.drafts_done(&step, outcome)?;
+        step.scratch.iter().for_each(|&block| self.memory.release(block));
         let mut samples = step.samples.iter().zip(&outcome.commits);
         let mut chosen = outcome.tokens.as_slice();
         for (index, &(entry, id, choice)) in step.entries.iter().enumerate() {
@@ -495,6 +537,47 @@ impl PlanChecker {
             None => Ok(()),
         }
     }
+}
+
+/// Nodes of the longest path of a tree, parents first.
+fn longest(nodes: &[DraftNode]) -> u32 {
+    (0..nodes.len()).map(|at| path_to(nodes, at)).max().unwrap_or(0)
+}
+
+/// Nodes from the root to a node.
+fn path_to(nodes: &[DraftNode], at: usize) -> u32 {
+    let mut length = 1;
+    let mut node = nodes[at];
+    while let Some(&parent) = nodes.get(node.parent as usize) {
+        (node, length) = (parent, length + 1);
+    }
+    length
+}
+
+/// Nodes that nothing follows.
+fn leaves(nodes: &[DraftNode]) -> u32 {
+    let goes_on = |at: u32| nodes.iter().any(|node| node.parent == at);
+    (0..nodes.len() as u32).filter(|&at| !goes_on(at)).count() as u32
+}
+
+/// Blocks that a draft's branches need: those of all paths, each of which begins with a node that is
+/// not its parent's first child and goes on with first children.
+fn branch_blocks(nodes: &[DraftNode], entry: &Entry, size: u32) -> u32 {
+    let first_child = |of: u32| nodes.iter().position(|node| node.parent == of).map(|at| at as u32);
+    let mut blocks = 0;
+    for (at, node) in (0..).zip(nodes) {
+        if first_child(node.parent) == Some(at) {
+            continue;
+        }
+        let mut end = at;
+        while let Some(next) = first_child(end) {
+            end = next;
+        }
+        let before = entry.first_position + entry.tokens - 1;
+        let position = |of: u32| before + path_to(nodes, of as usize);
+        blocks += position(end) / size - position(at) / size + 1;
+    }
+    blocks
 }
 
 /// The link of a last token behind some others.

@@ -41,6 +41,7 @@ pub(super) struct Request {
     pub(super) in_flight: u32,
     pub(super) speculate: Speculate,
     pub(super) max_draft: u32,
+    pub(super) max_branches: u32,
     pub(super) bill: bills::Expected,
 }
 
@@ -159,6 +160,7 @@ impl PlanChecker {
             in_flight: 0,
             speculate: s.speculate,
             max_draft: s.max_draft,
+            max_branches: s.max_branches,
             bill: bills::Expected::default(),
         };
         if let Some(expires) = s.expires {

@@ -81,7 +81,7 @@ impl Core {
     }
 
     /// Blocks that are neither in use nor promised.
-    fn spare_blocks(&self) -> u64 {
+    pub(super) fn spare_blocks(&self) -> u64 {
         (self.kv.available_blocks() as u64).saturating_sub(self.promised)
     }
 

@@ -68,6 +68,9 @@ impl Core {
                 self.chunk_done(now, entry.seq.0, failed, fx);
             }
         }
+        for &block in &done.scratch {
+            self.kv.release(block);
+        }
         while let Some(at) = self.detached.iter().position(|d| d.0 <= done.step.0) {
             self.kv.release(self.detached.swap_remove(at).1);
         }

@@ -88,6 +88,8 @@ struct InFlight {
     entries: Vec<Entry>,
     samples: Vec<SeqId>,
     wanted: Vec<DraftWanted>,
+    /// Blocks of the branches of drafts.
+    scratch: Vec<BlockId>,
     shape: StepShape,
 }
 
@@ -280,6 +282,9 @@ impl Core {
         for (_, block) in &self.detached {
             *references.entry(*block).or_default() += 1;
         }
+        for &block in self.in_flight.iter().flat_map(|step| &step.scratch) {
+            *references.entry(block).or_default() += 1;
+        }
         let mut promised = 0;
         let mut in_use = 0;
         for (slot, seq) in self.seqs.slots.iter().enumerate() {
@@ -331,6 +336,8 @@ fn remember(plan: &StepPlan, shape: StepShape, mut memory: InFlight) -> InFlight
     memory.samples.extend_from_slice(&plan.samples);
     memory.wanted.clear();
     memory.wanted.extend_from_slice(&plan.wanted);
+    memory.scratch.clear();
+    memory.scratch.extend_from_slice(&plan.scratch);
     memory.shape = shape;
     memory
 }

@@ -7,10 +7,22 @@ use crate::{
     config::{Chunking, MIN_CHUNK},
     cost::StepShape,
     effects::{Entry, SeqOp, StepKind, StepPlan},
+    speculation::tree,
 };
 
 /// Tokens that a step's products take together.
 const TILE_TOKENS: u64 = 8;
+
+/// A sequence's part of a step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Part {
+    /// Tokens of its own.
+    tokens: u32,
+    /// Draft nodes behind them, the longest path of these, and the blocks of their branches.
+    draft: u32,
+    depth: u32,
+    scratch: u32,
+}
 
 impl Core {
     /// Plans a step, if one may be planned and there is anything to do.
@@ -66,6 +78,7 @@ impl Core {
         plan.entries.clear();
         plan.samples.clear();
         plan.draft.clear();
+        plan.scratch.clear();
         plan.wanted.clear();
         plan
     }
@@ -87,28 +100,29 @@ impl Core {
             if seq.planned + 1 != total || seq.drafting || (seq.unknown > 0 && total >= seq.limit) {
                 continue;
             }
-            let (mut draft, mut parted) = (0, 0);
+            let (mut part, mut parted) = (Part { tokens: 1, ..Part::default() }, 0);
             if seq.special || seq.planned >= seq.table.len() as u32 * bt {
-                draft = self.fit_draft(slot, left);
-                if !self.make_room(now, i - 1, 1 + draft, fx) {
+                part = self.fit_draft(slot, left);
+                if !self.make_room(now, i - 1, 1 + part.depth, fx) {
                     i = self.after_failing(slot, i);
                     continue;
                 }
+                self.take_scratch(slot, &mut part, plan);
                 parted = self.part_choices(slot, fx, &mut i);
             }
-            left -= 1 + draft;
-            self.add_entry(plan, shape, slot, (1, draft), parted);
+            left -= 1 + part.draft;
+            self.add_entry(plan, shape, slot, part, parted);
         }
     }
 
-    /// Adds a part of a sequence, so many tokens and draft nodes, to the plan; its blocks are there.
+    /// Adds a part of a sequence to the plan; its blocks are there.
     /// The `parted` choices behind it get their first token from the same logits.
     fn add_entry(
         &mut self,
         plan: &mut StepPlan,
         shape: &mut StepShape,
         slot: u32,
-        (tokens, draft): (u32, u32),
+        Part { tokens, draft, depth, scratch }: Part,
         parted: u32,
     ) {
         let seq = &mut self.seqs[slot];
@@ -118,7 +132,7 @@ impl Core {
         seq.planned = end;
         seq.in_flight += 1;
         seq.last_step = plan.step.0;
-        shape.add(u64::from(tokens + draft), u64::from(end + draft), tokens == 1);
+        shape.add(u64::from(tokens + draft), u64::from(end + depth), tokens == 1);
         let mut samples = 0;
         if end == total && total < seq.limit {
             seq.unknown += 1;
@@ -147,25 +161,58 @@ impl Core {
                 }
             }
         }
-        plan.entries.push(Entry { seq: SeqId(slot), first_position, tokens, draft, samples });
+        let seq = SeqId(slot);
+        plan.entries.push(Entry { seq, first_position, tokens, draft, scratch, samples });
     }
 
     /// How much of a sequence's draft is taken on: what the step and its limit leave room for.
-    fn fit_draft(&mut self, slot: u32, left: u32) -> u32 {
+    fn fit_draft(&mut self, slot: u32, left: u32) -> Part {
         let bt = self.block_tokens as usize;
+        let spare = self.spare_blocks() as usize;
+        let running = self.running.len();
         let seq = &mut self.seqs[slot];
         if seq.draft.is_empty() || seq.unknown > 0 {
-            return 0;
+            return Part { tokens: 1, ..Part::default() };
         }
         // One token more than the draft comes of it.
         let until_limit = seq.limit - seq.tokens.len() as u32 - 1;
         // Nobody gives way for a guess. One block may go to a copy of the last.
-        let blocks = seq.table.len() + self.kv.available_to(seq.tenant).saturating_sub(1);
+        let available = self.kv.available_to(seq.tenant).saturating_sub(1);
+        let blocks = seq.table.len() + available;
         let memory = (blocks * bt).saturating_sub(seq.planned as usize + 1);
-        let fits = memory.min((left - 1).min(until_limit) as usize);
         // Parents come before their children, so any beginning of a tree is a tree.
-        seq.draft.truncate(fits);
-        seq.draft.len() as u32
+        seq.draft.truncate(left as usize - 1);
+        let layout = &mut self.speculation.layout;
+        tree::truncate_depth(&mut seq.draft, memory.min(until_limit as usize) as u32);
+        layout.lay_out(&seq.draft);
+        let (first, depth) = (seq.planned + 1, layout.depth());
+        let scratch = layout.scratch_blocks(first, bt as u32);
+        // What comes of the other branches is less certain: they must leave a block for everybody,
+        // and what was promised.
+        let own = ((first + depth) as usize).div_ceil(bt).saturating_sub(seq.table.len());
+        let needed = own + scratch as usize;
+        let mut part = Part { tokens: 1, draft: seq.draft.len() as u32, depth, scratch };
+        if scratch > 0 && (needed > available || needed + running > spare) {
+            self.keep_first_branch(slot, &mut part);
+        }
+        part
+    }
+
+    /// Gets the blocks of a draft's branches; where they cannot be had now, the draft is its first
+    /// branch.
+    fn take_scratch(&mut self, slot: u32, part: &mut Part, plan: &mut StepPlan) {
+        let tenant = self.seqs[slot].tenant;
+        if !self.kv.allocate_n(tenant, part.scratch as usize, &mut plan.scratch) {
+            self.keep_first_branch(slot, part);
+        }
+    }
+
+    /// Cuts a draft to the first branch of its layout.
+    fn keep_first_branch(&mut self, slot: u32, part: &mut Part) {
+        let draft = &mut self.seqs[slot].draft;
+        tree::keep_first_branch(draft);
+        let nodes = draft.len() as u32;
+        *part = Part { draft: nodes, depth: nodes, scratch: 0, ..*part };
     }
 
     /// Where the last of a prompt is about to be computed, the request's other choices begin as
@@ -262,7 +309,7 @@ impl Core {
             let ends = tokens == pending;
             let parted = if ends { self.part_choices(slot, fx, &mut i) } else { 0 };
             room -= tokens;
-            self.add_entry(plan, shape, slot, (tokens, 0), parted);
+            self.add_entry(plan, shape, slot, Part { tokens, ..Part::default() }, parted);
         }
     }
 

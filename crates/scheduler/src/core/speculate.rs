@@ -13,6 +13,7 @@ use crate::{
         columns::ColumnCost,
         drafting::{self, DraftCost, Question},
         ledger::Credit,
+        tree::{self, TreeLayout},
     },
 };
 
@@ -27,7 +28,7 @@ const LEAST_CONTEXT: u32 = 32;
 const USUAL_GAP: u32 = 2;
 /// A drafter is not asked beside a draft that promises so many tokens.
 const ENOUGH: f64 = 1.0;
-/// Nodes of a sequence's first draft, and of one after drafts that were wrong from the start.
+/// The depth of a sequence's first draft, and of one after drafts that were wrong from the start.
 const FIRST_REACH: u32 = 4;
 const LEAST_REACH: u32 = 4;
 
@@ -46,6 +47,7 @@ pub(super) struct Speculation {
     /// Microseconds of the step that is being looked at, and those that it would have taken without
     /// drafts.
     step_us: (f64, f64),
+    pub(super) layout: TreeLayout,
     scratch: Scratch,
 }
 
@@ -72,8 +74,8 @@ pub(super) struct Drafts {
     cut: Option<DraftNode>,
     /// Tokens at which a drafter was asked last.
     asked_at: u32,
-    /// Nodes that the next draft of each drafter may have: as many as the last ones have shown to be
-    /// worth trying.
+    /// How deep the next draft of each drafter may be: as deep as the last ones have shown to be worth
+    /// trying.
     reach: [Option<u32>; DrafterKind::ALL.len()],
     /// The tokens that it has seen: from this one, up to this one.
     start: u32,
@@ -81,7 +83,7 @@ pub(super) struct Drafts {
 }
 
 impl Drafts {
-    /// So many of the nodes that were verified were right: twice as many may be tried next.
+    /// So many tokens of a draft so deep were right: one twice as deep may be tried next.
     fn reached(&mut self, kind: DrafterKind, accepted: u32, verified: u32) {
         let reach = self.reach[kind.index()].unwrap_or(FIRST_REACH);
         self.reach[kind.index()] = Some(match accepted {
@@ -240,6 +242,8 @@ impl Core {
                             seq: SeqId(slot),
                             drafter: kind,
                             nodes,
+                            depth: nodes,
+                            branches: self.seqs[slot].max_branches,
                             stop_below: 0,
                             context,
                         },
@@ -317,9 +321,10 @@ impl Core {
                     parent => (reached[parent as usize].0, reached[parent as usize].1 + 1),
                 };
                 let known = (node.confidence, depth);
-                let own = self.speculation.acceptance.of_node(&drafts.own, kind, known);
+                let acceptance = &self.speculation.acceptance;
+                let own = acceptance.of_node(&drafts.own, node.drafter, known);
                 reached.push((before * own, depth));
-                if index < most {
+                if depth < most as usize {
                     nodes.push(Node { gain: before * own, part, index });
                 }
             }
@@ -366,8 +371,10 @@ impl Core {
                     DraftWanted {
                         seq: SeqId(slot),
                         drafter: kind,
+                        nodes: self.most_nodes(slot),
                         // A draft of which all is nearly sure may be longer than the average one.
-                        nodes: self.most_nodes(slot).min(2 * answer.nodes as u32 + 2),
+                        depth: self.most_nodes(slot).min(2 * answer.nodes as u32 + 2),
+                        branches: self.seqs[slot].max_branches,
                         stop_below: (answer.stop_below * f64::from(crate::CONFIDENCE_ONE)) as u32,
                         context,
                     },
@@ -492,10 +499,12 @@ impl Core {
         let Some(drafts) = &mut seq.drafts else { return };
         drafts.verifying.clear();
         drafts.verifying.extend_from_slice(nodes);
+        let stats = &mut self.speculation.stats;
         if let Some(kind) = drafts.drafter.filter(|_| !nodes.is_empty()) {
-            let stats = self.speculation.stats.of_mut(kind);
-            stats.drafts += 1;
-            stats.verified += nodes.len() as u64;
+            stats.of_mut(kind).drafts += 1;
+        }
+        for node in nodes {
+            stats.of_mut(node.drafter).verified += 1;
         }
     }
 
@@ -523,31 +532,33 @@ impl Core {
         let nodes = std::mem::take(&mut drafts.verifying);
         let cut = drafts.cut.take();
         let Speculation { acceptance, stats, .. } = &mut self.speculation;
-        let stats = stats.of_mut(kind);
         if whole && !nodes.is_empty() {
-            drafts.reached(kind, tokens.len() as u32 - 1, nodes.len() as u32);
+            drafts.reached(kind, tokens.len() as u32 - 1, tree::depth(&nodes));
         }
         let mut parent = DraftNode::ROOT;
         for (depth, &token) in tokens.iter().enumerate() {
-            let mut children = (0..).zip(&nodes).filter(|(_, n)| n.parent == parent);
-            let right = children.clone().find(|(_, n)| n.token == token);
-            let (at, node) = match (right, children.next()) {
-                (Some((at, node)), _) | (None, Some((at, node))) => (at, *node),
+            let children = (0..).zip(&nodes).filter(|(_, n)| n.parent == parent);
+            let Some(first) = children.clone().next() else {
                 // Nothing of it was verified here, but something was proposed.
-                (None, None) => match cut.filter(|_| whole && depth == nodes.len()) {
-                    Some(node) => {
-                        let right = node.token == token;
-                        acceptance.see(&mut drafts.own, kind, (node.confidence, depth), right);
-                        break;
-                    }
-                    None => break,
-                },
+                if let Some(node) = cut.filter(|_| whole && depth == nodes.len()) {
+                    let seen = (node.confidence, depth);
+                    acceptance.see(&mut drafts.own, node.drafter, seen, node.token == token);
+                    acceptance.see_depth(&mut drafts.own, kind, depth, node.token == token);
+                }
+                break;
             };
+            let right = children.clone().find(|(_, n)| n.token == token);
             let accepted = right.is_some();
             if !accepted && !whole {
                 break;
             }
-            acceptance.see(&mut drafts.own, kind, (node.confidence, depth), accepted);
+            for (_, node) in children {
+                let seen = (node.confidence, depth);
+                acceptance.see(&mut drafts.own, node.drafter, seen, node.token == token);
+            }
+            acceptance.see_depth(&mut drafts.own, kind, depth, accepted);
+            let (at, node) = right.unwrap_or(first);
+            let stats = stats.of_mut(node.drafter);
             let (tried, taken) = &mut stats.by_position[depth.min(stats.by_position.len() - 1)];
             *tried += 1;
             *taken += u64::from(accepted);
@@ -604,9 +615,15 @@ impl Core {
             return;
         }
         seq.draft.clear();
-        seq.draft.extend(proposal.nodes.iter().take(most));
+        let known =
+            |(at, node): &(u32, &DraftNode)| node.parent == DraftNode::ROOT || node.parent < *at;
+        let nodes = (0..).zip(&proposal.nodes).take_while(known).take(most);
+        seq.draft.extend(nodes.map(|(_, node)| node));
+        tree::limit_branches(&mut seq.draft, seq.max_branches);
         seq.special = true;
         seq.drafts.get_or_insert_default().drafter = Some(kind);
-        self.speculation.stats.of_mut(kind).proposed += seq.draft.len() as u64;
+        for node in &seq.draft {
+            self.speculation.stats.of_mut(node.drafter).proposed += 1;
+        }
     }
 }

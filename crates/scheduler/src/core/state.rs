@@ -89,6 +89,8 @@ pub(super) struct Seq {
     pub(super) speculate: Speculate,
     /// Nodes of its drafts at most.
     pub(super) max_draft: u32,
+    /// Branches of these at most.
+    pub(super) max_branches: u32,
     /// How far it is ahead of plain decoding.
     pub(super) credit: Credit,
     /// What is known of its drafts.

@@ -74,6 +74,7 @@ impl Core {
         seq.lost = 0;
         seq.speculate = submission.speculate;
         seq.max_draft = submission.max_draft;
+        seq.max_branches = submission.max_branches;
         seq.credit = <_>::default();
         seq.drafts = None;
         seq.draft.clear();
@@ -203,6 +204,7 @@ impl Core {
         seq.limit = source.limit;
         seq.speculate = source.speculate;
         seq.max_draft = source.max_draft;
+        seq.max_branches = source.max_branches;
         seq.planned = planned;
         seq.computed = source.computed.min(planned);
         seq.tokens.extend_from_slice(&source.tokens[..tokens as usize]);

@@ -92,9 +92,21 @@ impl Acceptance {
         let (k, class) = (kind.index(), class(confidence));
         let later = depth.min(1);
         self.by_confidence[k][later][class].see(accepted, KEEP);
-        self.by_depth[k][depth.min(DEPTHS - 1)].see(accepted, KEEP);
         own.by_confidence[k][later][OWN_CLASS[class]].see(accepted, OWN_KEEP);
-        own.by_depth[k][later].see(accepted, OWN_KEEP);
+    }
+
+    /// One of the nodes that followed what was right up to this depth, from 0, was or was not what
+    /// the model chose.
+    pub(crate) fn see_depth(
+        &mut self,
+        own: &mut OwnAcceptance,
+        kind: DrafterKind,
+        depth: usize,
+        accepted: bool,
+    ) {
+        let k = kind.index();
+        self.by_depth[k][depth.min(DEPTHS - 1)].see(accepted, KEEP);
+        own.by_depth[k][depth.min(1)].see(accepted, OWN_KEEP);
     }
 
     /// A sequence had a step without a draft of this drafter.
@@ -177,8 +189,8 @@ mod tests {
         let (mut all, mut own) = (Acceptance::default(), OwnAcceptance::default());
         assert!((all.at_depth(&own, KIND, 5) - UNKNOWN).abs() < 1e-9);
         for _ in 0..300 {
-            all.see(&mut own, KIND, (SURE, 0), true);
-            all.see(&mut own, KIND, (SURE, 1), false);
+            all.see_depth(&mut own, KIND, 0, true);
+            all.see_depth(&mut own, KIND, 1, false);
         }
         assert!(all.at_depth(&own, KIND, 0) > 0.97 && all.at_depth(&own, KIND, 1) < 0.05);
         assert!(all.at_depth(&own, KIND, 7) < 0.05);

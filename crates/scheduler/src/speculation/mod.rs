@@ -6,12 +6,14 @@
 //! - [`columns`]: what a step of so many tokens costs;
 //! - [`acceptance`]: how often a node of a draft is what the model chooses, by drafter and by the
 //!   drafter's own confidence, for all and for the sequence;
+//! - [`tree`]: how a draft is cut into branches, and what blocks these need;
 //! - [`budget`]: which nodes of all the drafts of a batch are worth verifying together;
 //! - [`ledger`]: how far each sequence is ahead of plain decoding, which is what it may risk;
 //! - [`drafting`]: whether a step of a drafter that costs time is worth it, and how long.
 //!
 //! Whatever is decided, outputs are the same: a draft token counts only where it is the token that
-//! plain decoding chooses (contract `exact`).
+//! plain decoding chooses (contract `exact`), but for requests that ask for residual sampling (contract
+//! `distribution`; the executor's business).
 
 pub(crate) mod acceptance;
 pub(crate) mod budget;
@@ -19,12 +21,14 @@ pub(crate) mod columns;
 pub(crate) mod drafting;
 pub(crate) mod ledger;
 mod stats;
+pub(crate) mod tree;
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
 pub use stats::{DrafterStats, POSITIONS, SpeculationStats};
+pub use tree::{Branch, TreeLayout};
 
 /// Who proposes drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -144,6 +148,10 @@ pub struct DraftWanted {
     pub drafter: DrafterKind,
     /// Nodes at most.
     pub nodes: u32,
+    /// Nodes of its longest path at most.
+    pub depth: u32,
+    /// Branches at most.
+    pub branches: u32,
     /// The draft ends where the probability that all of it is right falls below this, in 1/65536.
     pub stop_below: u32,
     /// Of the sequence's tokens, the drafter needs to look at so many of the last.

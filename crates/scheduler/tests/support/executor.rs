@@ -306,7 +306,8 @@ impl NullExecutor {
             if nodes.iter().any(|n: &DraftNode| n.parent == parent && n.token == token) {
                 continue;
             }
-            nodes.push(DraftNode { token, parent, confidence: 1 << 15 });
+            let drafter = DrafterKind::Lookup;
+            nodes.push(DraftNode { token, parent, confidence: 1 << 15, drafter });
             depth.push(at);
         }
         nodes

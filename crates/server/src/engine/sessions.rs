@@ -338,7 +338,7 @@ impl<B: Backend + 'static> EngineService<B> {
         let tenant = generate.tenant;
         let id = generate.session.as_ref().map(|session| session.id.clone()).ok_or(UNKNOWN)?;
         let stops: Arc<[String]> = generate.stop_strings.clone().into();
-        let speculation = self.speculate(generate.speculate)?;
+        let speculation = self.speculate(&generate)?;
         let planned = loaded.plan(generate, speculation)?;
         let session = {
             let mut known = loaded.names.lock();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dunlin_engine::Speculate;
+use dunlin_engine::{Speculate, drafter::ParseAcceptanceError};
 use dunlin_executor::sampler::SamplingParams;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
@@ -123,6 +123,9 @@ macro_rules! request {
             /// Who drafts tokens for the model to verify: auto, off, lookup or draft. Changes how fast
             /// the answer comes and nothing else; the server's own setting where it is missing.
             pub speculate: Option<String>,
+            /// How drafted tokens come to be accepted: coupled changes nothing of the answer, residual
+            /// gives another one of the same distribution, and accepts more where a model drafts.
+            pub speculate_accept: Option<String>,
             /// False alone: text ends before what stopped it.
             pub include_stop_str_in_output: Option<serde_json::Value>,
             /// The same under another name, as routers send it.
@@ -213,6 +216,7 @@ macro_rules! request {
                     logit_bias: self.logit_bias.take(),
                     seed: self.seed,
                     speculate: self.speculate.take(),
+                    speculate_accept: self.speculate_accept.take(),
                 }
             }
         }
@@ -240,6 +244,7 @@ pub struct Shared {
     pub logit_bias: Option<BTreeMap<String, f32>>,
     pub seed: Option<i64>,
     pub speculate: Option<String>,
+    pub speculate_accept: Option<String>,
 }
 
 impl Shared {
@@ -254,6 +259,10 @@ impl Shared {
         vocab_size: usize,
     ) -> Result<(), ApiError> {
         request.speculate = speculate(self.speculate.as_deref())?;
+        let accept = self.speculate_accept.as_deref().map(str::parse).transpose();
+        request.acceptance = accept.map_err(|error: ParseAcceptanceError| {
+            ApiError::field("speculate_accept", error.to_string())
+        })?;
         request.choices = self.n.unwrap_or(1);
         if !(1..=CHOICES).contains(&request.choices) {
             return Err(ApiError::field("n", format!("it must be from 1 to {CHOICES}")));

@@ -71,7 +71,8 @@ pub struct CompletionTokensDetails {
     pub accepted_prediction_tokens: usize,
     /// Tokens that a drafter proposed and the model did not choose.
     pub rejected_prediction_tokens: usize,
-    /// What drafts change of the answer: `exact` is nothing.
+    /// What drafts change of the answer: `exact` is nothing; with `distribution` it is another of the
+    /// same distribution.
     pub speculation_contract: &'static str,
 }
 
@@ -81,7 +82,7 @@ impl From<&Usage> for CompletionTokensDetails {
         Self {
             accepted_prediction_tokens: accepted,
             rejected_prediction_tokens: drafted.saturating_sub(accepted),
-            speculation_contract: "exact",
+            speculation_contract: usage.speculation_contract,
         }
     }
 }

@@ -231,8 +231,8 @@ fn drafts_are_asked_for_by_request_and_by_the_operator() {
     service.set_speculation(Speculation {
         speculate,
         max_draft: 8,
-        draft_model: false,
-        store: false,
+        max_branches: 4,
+        ..Speculation::default()
     });
     let (drafted, chunks) = usage(None);
     assert!(drafted > 0 && usage(lookup).0 > 0);

@@ -110,6 +110,7 @@ pub fn usage(prompt_tokens: usize, cached_tokens: usize, output_tokens: usize) -
         output_tokens,
         drafted_tokens: 0,
         accepted_tokens: 0,
+        speculation_contract: "exact",
         queue_ns: 1,
         prefill_ns: 20,
         decode_ns: 300,

@@ -137,6 +137,7 @@ fn drafts() {
         output_tokens: 3,
         drafted_tokens: 5,
         accepted_tokens: 2,
+        speculation_contract: "exact",
         ..Usage::default()
     });
     let server = Server::new().script(vec![token("x"), end(Finish::Length), done]);

@@ -280,6 +280,7 @@ fn one_batch(
                 first_position: position,
                 block_table: &tables[sequence],
                 logits: if end == length { LogitsWanted::Last } else { LogitsWanted::None },
+                branch_of: None,
             });
             left -= size;
             position = if end == length { 0 } else { end };
@@ -300,6 +301,7 @@ fn one_batch(
                 first_position: length + step,
                 block_table: table,
                 logits: LogitsWanted::Last,
+                branch_of: None,
             })
             .collect();
         greedy.resize(inputs.len(), true);

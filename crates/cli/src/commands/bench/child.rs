@@ -132,6 +132,7 @@ fn step(
         first_position,
         block_table: &table,
         logits: LogitsWanted::Last,
+        branch_of: None,
     };
     Ok(backend.forward(&[input], logits)?)
 }

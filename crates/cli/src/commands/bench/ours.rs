@@ -120,6 +120,7 @@ impl<'a> Runner<'a> {
                     first_position: row.depth() + step,
                     block_table: table,
                     logits: LogitsWanted::Last,
+                    branch_of: None,
                 })
                 .collect();
             let greedy = vec![true; batch.len()];
@@ -148,6 +149,7 @@ impl<'a> Runner<'a> {
                 first_position: position,
                 block_table: table,
                 logits: if end == ids.len() { wanted } else { LogitsWanted::None },
+                branch_of: None,
             };
             self.backend.forward_best(&[input], &[true], &mut self.logits, &mut self.best)?;
             position = end;

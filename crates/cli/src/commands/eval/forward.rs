@@ -87,6 +87,7 @@ impl<'a> Scorer<'a> {
             first_position: position,
             block_table: &self.table[..blocks],
             logits,
+            branch_of: None,
         };
         self.backend
             .forward(&[input], &mut self.logits)

@@ -202,6 +202,8 @@ impl OutputArgs {
             text: TextOptions { show_special: self.show_special, begins_text },
             speculate: model.about.speculate,
             max_draft: model.max_draft,
+            max_branches: model.max_branches,
+            acceptance: model.acceptance,
             grammar: model.grammar.clone(),
             ..Request::new(prompt, sampling, self.max_tokens)
         }

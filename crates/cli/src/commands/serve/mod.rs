@@ -299,6 +299,8 @@ fn entries(
                 service.set_speculation(Speculation {
                     speculate: engine.speculation.speculate,
                     max_draft: engine.speculation.speculate_max,
+                    max_branches: engine.speculation.speculate_branches,
+                    acceptance: engine.speculation.speculate_accept,
                     draft_model: engine.speculation.draft_model.is_some(),
                     store: engine.speculation.has_store(),
                 });

@@ -90,7 +90,7 @@ impl SuffixAutomaton {
     }
 
     /// The state after another and a token.
-    fn step(&self, state: u32, token: u32) -> Option<u32> {
+    pub(super) fn step(&self, state: u32, token: u32) -> Option<u32> {
         self.by_token.get(&(state, token)).map(|&edge| self.edges[edge as usize].to)
     }
 
@@ -165,10 +165,33 @@ impl SuffixAutomaton {
         Some(Match { len: state.len, end: state.end, ways: state.ways, state: link })
     }
 
-    /// Different tokens that followed a state's strings and a token.
-    pub(super) fn ways_after(&self, state: u32, token: u32) -> Option<(u32, u32)> {
-        let to = self.step(state, token)?;
-        Some((to, self.states[to as usize].ways))
+    /// The tokens that have followed a state's strings, each with the state that they lead to and the
+    /// tokens before the end of an occurrence of that.
+    pub(super) fn followers(&self, state: u32) -> impl Iterator<Item = (u32, u32, u32)> + '_ {
+        let mut edge = self.states[state as usize].edges;
+        std::iter::from_fn(move || {
+            let Edge { token, to, next } = *self.edges.get(edge as usize)?;
+            edge = next;
+            Some((token, to, self.states[to as usize].end))
+        })
+    }
+
+    /// Tokens before the end of an occurrence of a state's strings.
+    pub(super) fn end(&self, state: u32) -> u32 {
+        self.states[state as usize].end
+    }
+
+    /// How many different tokens have followed a state's strings.
+    #[cfg(test)]
+    pub(super) fn ways(&self, state: u32) -> u32 {
+        self.states[state as usize].ways
+    }
+
+    /// The state of the longest suffix of a state's strings that is in another, and its length; none
+    /// where that is empty.
+    pub(super) fn shorter(&self, state: u32) -> Option<(u32, u32)> {
+        let link = self.states[state as usize].link;
+        (link != NONE && link != ROOT).then(|| (link, self.states[link as usize].len))
     }
 }
 
@@ -214,12 +237,21 @@ mod tests {
                 assert_eq!(text[end - len..end], text[n - len..], "seed {seed}");
                 assert_eq!(found.ways, ways(&text, &text[n - len..]), "seed {seed}");
                 let next = text[end];
-                let (_, after) = automaton.ways_after(found.state, next).unwrap();
-                assert_eq!(after, {
+                let after = automaton.step(found.state, next).unwrap();
+                assert_eq!(automaton.ways(after), {
                     // The state's strings grow to the longest that is always before them.
                     let longer = [&text[n - len..], &[next]].concat();
                     ways(&text, &longer)
                 });
+                let mut followers: Vec<u32> = Vec::new();
+                for (token, _, end) in automaton.followers(found.state) {
+                    let end = end as usize;
+                    assert!(end > len && text[end - 1] == token, "seed {seed}");
+                    assert_eq!(text[end - 1 - len..end - 1], text[n - len..], "seed {seed}");
+                    followers.push(token);
+                }
+                assert_eq!(followers.len(), found.ways as usize);
+                assert!(followers.contains(&next));
             }
             assert_eq!(automaton.len(), text.len());
         }

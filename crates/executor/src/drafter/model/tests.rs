@@ -4,7 +4,7 @@ use dunlin_testkit::toy::Toy;
 use dunlin_units::{SeedTree, SeqId, Stream};
 
 use super::*;
-use crate::sampler::SamplingParams;
+use crate::sampler::{SamplePlace, SamplingParams};
 
 const BLOCK: usize = 4;
 
@@ -52,11 +52,14 @@ fn run(seed: u64, blocks: usize) -> (usize, usize) {
                 seq: SeqId(i as u32),
                 tokens: &all[i].tokens,
                 nodes: random.next_below(6) as usize,
+                depth: 6,
+                branches: 1,
                 stop_below: 0,
                 context,
                 sampling: &all[i].sampling,
                 prompt_len: all[i].prompt_len,
                 choice: 0,
+                draws: false,
             })
             .collect();
         let mut proposals = Vec::new();
@@ -135,11 +138,14 @@ fn a_draft_ends_where_it_is_no_longer_likely() {
             seq: SeqId(0),
             tokens: &tokens,
             nodes: 8,
+            depth: 8,
+            branches: 1,
             stop_below,
             context: usize::MAX,
             sampling: &SamplingParams::greedy(),
             prompt_len: 9,
             choice: 0,
+            draws: false,
         };
         let mut proposals = Vec::new();
         let work = drafter.propose(&[wanted], &mut proposals);
@@ -170,14 +176,148 @@ fn a_backend_that_fails_drafts_nothing_and_is_asked_again() {
             seq: SeqId(0),
             tokens: &tokens,
             nodes: 3,
+            depth: 3,
+            branches: 1,
             stop_below: 0,
             context: usize::MAX,
             sampling: &sampling,
             prompt_len: 3,
             choice: 0,
+            draws: false,
         };
         let mut proposals = Vec::new();
         drafter.propose(&[wanted], &mut proposals);
         assert_eq!(!proposals.is_empty(), drafts);
     }
+}
+
+fn wanted<'a>(tokens: &'a [u32], sampling: &'a SamplingParams, nodes: usize) -> Wanted<'a> {
+    Wanted {
+        seq: SeqId(0),
+        tokens,
+        nodes,
+        depth: nodes,
+        branches: 1,
+        stop_below: 0,
+        context: usize::MAX,
+        sampling,
+        prompt_len: tokens.len(),
+        choice: 0,
+        draws: false,
+    }
+}
+
+fn propose(drafter: &mut ModelDrafter<Toy>, wanted: Wanted<'_>) -> (Vec<DraftNode>, DraftWork) {
+    let mut proposals = Vec::new();
+    let work = drafter.propose(&[wanted], &mut proposals);
+    (proposals.pop().map_or(Vec::new(), |p| p.nodes), work)
+}
+
+#[test]
+fn a_tree_has_the_most_probable_tokens_behind_each_of_its_paths() {
+    for seed in 0..60 {
+        let mut random = SeedTree::root(seed).child("trees").stream();
+        let vocabulary = VocabularyMap::identity(Toy::VOCAB as u32);
+        let mut drafter = ModelDrafter::new(Toy::new(60, BLOCK, 16), vocabulary);
+        let mut tokens = Toy::prompt(seed, 1 + random.next_below(11) as usize);
+        for _ in 0..6 {
+            let temperature = if seed % 2 == 0 { 0.0 } else { 0.8 };
+            let sampling = SamplingParams { seed, temperature, ..SamplingParams::default() };
+            let (nodes, branches) = (1 + random.next_below(14) as usize, 1 + random.next_below(5));
+            let depth = 1 + random.next_below(6) as usize;
+            let branches = branches as usize;
+            let asked = Wanted { branches, depth, ..wanted(&tokens, &sampling, nodes) };
+            let (tree, _) = propose(&mut drafter, asked);
+            assert!(!tree.is_empty() && tree.len() <= nodes, "seed {seed}");
+            let mut layout = dunlin_scheduler::TreeLayout::default();
+            layout.lay_out(&tree);
+            assert!(layout.branches.len() <= branches && layout.depth() <= depth as u32);
+            let mut sampler = Sampler::new();
+            let mut all: Vec<f64> = Vec::new();
+            for (at, node) in tree.iter().enumerate() {
+                let mut path = Vec::new();
+                let mut above = node.parent;
+                while above != DraftNode::ROOT {
+                    path.insert(0, tree[above as usize].token);
+                    above = tree[above as usize].parent;
+                }
+                let place = [&tokens[..], &path].concat();
+                let here = SamplePlace { tokens: &place, prompt_len: tokens.len(), choice: 0 };
+                let mut choices = Vec::new();
+                let mut logits = Toy::logits_after(&place);
+                sampler.choices(&sampling, here, &mut logits, 4, &mut choices).unwrap();
+                let found = choices.iter().position(|c| c.token == node.token);
+                let rank = found.unwrap_or_else(|| panic!("seed {seed}: node {at} of {tree:?}"));
+                let confidence = choices[rank].sure * f64::from(CONFIDENCE_ONE);
+                assert!((confidence - f64::from(node.confidence)).abs() <= 1.0, "seed {seed}");
+                // Better ones come before it.
+                let before = tree[..at].iter().filter(|n| n.parent == node.parent).count();
+                assert_eq!(before, rank, "seed {seed}");
+                let above = all.get(node.parent as usize).copied().unwrap_or(1.0);
+                all.push(above * choices[rank].sure);
+            }
+            assert!(all.is_sorted_by(|a, b| a >= b), "seed {seed}: {all:?}");
+            let held: usize = drafter.states.iter().flatten().map(|s| s.table.len()).sum();
+            assert_eq!(held + drafter.free.len(), 60, "seed {seed}");
+            // Some path of it was right.
+            let right = random.next_below(tree.len() as u64) as usize;
+            let mut path = vec![tree[right].token];
+            let mut above = tree[right].parent;
+            while above != DraftNode::ROOT {
+                path.insert(0, tree[above as usize].token);
+                above = tree[above as usize].parent;
+            }
+            tokens.extend(path);
+            tokens.push(random.next_below(Toy::VOCAB as u64) as u32);
+        }
+    }
+}
+
+#[test]
+fn what_is_looked_up_saves_passes_and_changes_no_draft() {
+    let vocabulary = VocabularyMap::identity(Toy::VOCAB as u32);
+    let mut drafter = ModelDrafter::new(Toy::new(200, BLOCK, 64), vocabulary);
+    // Two tokens are left to choose from, so that what was said before is often right.
+    let bias = |t: usize| (t as u32, if t < 2 { 0.0 } else { f32::NEG_INFINITY });
+    let sampling = SamplingParams {
+        logit_bias: (0..Toy::VOCAB).map(bias).chain([(1, 3.0)]).collect(),
+        ..SamplingParams::greedy()
+    };
+    let mut tokens = vec![1; 20];
+    let (mut nodes, mut passes) = (0, 0);
+    for _ in 0..20 {
+        let asked = wanted(&tokens, &sampling, 6);
+        let (draft, work) = propose(&mut drafter, asked);
+        let found: Vec<u32> = draft.iter().map(|n| n.token).collect();
+        assert_eq!(found, reference(&asked, 0));
+        nodes += draft.len();
+        passes += work.passes as usize;
+        tokens.extend_from_slice(&found[..4]);
+    }
+    assert!(passes * 3 < nodes * 2, "{passes} passes for {nodes} nodes");
+}
+
+#[test]
+fn drawn_tokens_are_given_out_with_what_they_were_drawn_from() {
+    let vocabulary = VocabularyMap::identity(Toy::VOCAB as u32);
+    let mut drafter = ModelDrafter::new(Toy::new(60, BLOCK, 16), vocabulary);
+    let tokens = Toy::prompt(3, 7);
+    let sampling = SamplingParams::default();
+    let asked = Wanted { branches: 3, depth: 3, draws: true, ..wanted(&tokens, &sampling, 9) };
+    let (tree, _) = propose(&mut drafter, asked);
+    let mut drawn = Vec::new();
+    drafter.take_drawn(&mut drawn);
+    assert!(drawn.len() > 1 && drawn[0].path.is_empty());
+    for node in &drawn {
+        assert_eq!((node.seq, node.length), (SeqId(0), 7));
+        let total: f64 = node.drawn.from.iter().map(|w| w.1).sum();
+        assert!((total - 1.0).abs() < 1e-12);
+        assert!(node.drawn.from.iter().any(|w| w.0 == node.drawn.token && w.1 > 0.0));
+    }
+    assert!(tree.len() > 3);
+    // Asked again, it draws the same.
+    propose(&mut drafter, asked);
+    let mut again = Vec::new();
+    drafter.take_drawn(&mut again);
+    assert_eq!(drawn, again);
 }

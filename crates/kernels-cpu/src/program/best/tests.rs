@@ -66,6 +66,7 @@ fn run(
         first_position: 0,
         block_table: &[],
         logits: LogitsWanted::Last,
+        branch_of: None,
     };
     let batch: Vec<_> = tokens.iter().map(input).collect();
     let (mut logits, mut best) = (Vec::new(), Vec::new());
@@ -194,6 +195,7 @@ fn screening_that_does_not_pay_pauses_and_is_tried_again() {
         first_position: 0,
         block_table: &[],
         logits: LogitsWanted::Last,
+        branch_of: None,
     };
     let (mut logits, mut best, mut tried) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..20 {
@@ -224,6 +226,7 @@ fn positions_keep_their_order_whichever_way_they_are_wanted() {
         first_position: 0,
         block_table: &[],
         logits: LogitsWanted::All,
+        branch_of: None,
     };
     let batch = [input(0..2), input(2..3), input(3..6), input(6..7)];
     let (mut all, mut logits, mut best) = (Vec::new(), Vec::new(), Vec::new());

@@ -2,10 +2,10 @@
 
 use std::io::Write as _;
 
-use dunlin_engine::{DrafterKind, Speculate, SpeculationStats};
+use dunlin_engine::{DrafterKind, SpeculationContract, SpeculationStats};
 use serde::Serialize;
 
-use super::Run;
+use super::{Run, Way};
 use crate::{commands::bench::summary::median, note};
 
 /// What the figures are of.
@@ -20,6 +20,10 @@ pub struct Setting {
     /// Tokens of an answer at most.
     pub output_tokens: usize,
     pub temperature: f32,
+    /// Nodes of a draft at most.
+    pub draft_nodes: u32,
+    /// Whether all that was proposed was verified.
+    pub fixed: bool,
     pub version: &'static str,
 }
 
@@ -44,8 +48,13 @@ pub struct Row {
     category: String,
     batch: usize,
     drafter: String,
-    /// Always `exact`: the answers were compared with plain decoding's, token by token.
+    /// Branches of a draft at most.
+    branches: u32,
+    /// `exact`: the answers were compared with plain decoding's, token by token. `distribution`: they
+    /// are others, by residual sampling.
     contract: &'static str,
+    /// How draft tokens come to be accepted.
+    accept: &'static str,
     /// Batches that were run.
     runs: usize,
     output_tokens: usize,
@@ -98,6 +107,7 @@ pub struct Measured {
     /// Tokens after each answer's first.
     tokens: usize,
     output: usize,
+    contract: SpeculationContract,
     steps: usize,
     speedups: Vec<f64>,
     stats: SpeculationStats,
@@ -111,14 +121,17 @@ impl Measured {
     pub fn add(&mut self, plain: &Run, run: &Run) {
         for (a, b) in plain.done.iter().zip(&run.done) {
             let tokens = b.bill.output_tokens.saturating_sub(1);
-            self.plain_ns += a.bill.decode_ns as f64;
+            self.contract = b.bill.speculation_contract;
+            // An answer of another length is compared by its time a token.
+            let share = tokens as f64 / a.bill.output_tokens.saturating_sub(1).max(1) as f64;
+            self.plain_ns += a.bill.decode_ns as f64 * share;
             self.ns += b.bill.decode_ns as f64;
             self.tokens += tokens;
             self.output += b.bill.output_tokens;
             self.steps += b.bill.steps.saturating_sub(1);
             self.sample_ns += b.bill.sample_ns;
             if tokens > 0 && b.bill.decode_ns > 0 {
-                self.speedups.push(a.bill.decode_ns as f64 / b.bill.decode_ns as f64);
+                self.speedups.push(a.bill.decode_ns as f64 * share / b.bill.decode_ns as f64);
             }
         }
         self.wall_ns += run.wall_ns;
@@ -127,7 +140,7 @@ impl Measured {
     }
 
     /// The row of it all.
-    pub fn row(&self, category: &str, batch: usize, way: Speculate, runs: usize) -> Row {
+    pub fn row(&self, category: &str, batch: usize, way: Way, runs: usize) -> Row {
         let tokens = self.tokens.max(1) as f64;
         let speedup = self.plain_ns / self.ns.max(1.0);
         let bound = tokens / self.steps.max(1) as f64;
@@ -137,8 +150,10 @@ impl Measured {
         Row {
             category: category.into(),
             batch,
-            drafter: way.to_string(),
-            contract: "exact",
+            drafter: way.speculate.to_string(),
+            branches: way.branches,
+            contract: self.contract.name(),
+            accept: way.acceptance.name(),
             runs,
             output_tokens: self.output,
             plain_ms_per_token: self.plain_ns / tokens / 1e6,
@@ -250,8 +265,8 @@ impl Report {
         let Setting { model, draft_model, threads, .. } = &self.setting;
         let draft = draft_model.as_ref().map_or(String::new(), |d| format!(", drafts of {d}"));
         let mut lines = vec![
-            format!("{model}{draft}, {threads} threads; all answers are those of plain decoding"),
-            "category     batch drafter  speedup median least  tokens/step  of bound  accepted      \
+            format!("{model}{draft}, {threads} threads"),
+            "category     batch drafter  branches contract     speedup median least  tokens/step  of bound  accepted      \
              draft verify plain sample other"
                 .into(),
         ];
@@ -259,11 +274,13 @@ impl Report {
             let percent = |part: f64| part * 100.0;
             let p = r.parts;
             lines.push(format!(
-                "{:12} {:5} {:8} {:7.2} {:6.2} {:5.2} {:12.2} {:8.0}%  {:>5}/{:<6} {:5.0}% {:5.0}% \
+                "{:12} {:5} {:8} {:8} {:12} {:7.2} {:6.2} {:5.2} {:12.2} {:8.0}%  {:>5}/{:<6} {:5.0}% {:5.0}% \
                  {:4.0}% {:5.0}% {:4.0}%",
                 r.category,
                 r.batch,
                 r.drafter,
+                r.branches,
+                r.contract,
                 r.speedup,
                 r.speedup_median,
                 r.speedup_least,
