@@ -44,7 +44,12 @@ impl Drafter for Nonsense {
 }
 
 fn open(blocks: usize, control: DraftControl, record: Option<PathBuf>) -> Engine<Toy> {
-    let config = EngineConfig { draft_control: control, record, ..EngineConfig::new(200) };
+    let config = EngineConfig {
+        draft_control: control,
+        draft_store_tokens: 1 << 13,
+        record,
+        ..EngineConfig::new(200)
+    };
     let vocabulary = VocabularyMap::identity(Toy::VOCAB as u32);
     let drafters: Vec<Box<dyn Drafter>> = vec![
         // The same model: it is always right.
@@ -103,7 +108,7 @@ fn outputs_are_those_of_plain_decoding() {
                     let sum = |f: fn(&(u64, u64)) -> u64| of.by_position.iter().map(f).sum::<u64>();
                     let (tried, taken) = (sum(|p| p.0), sum(|p| p.1));
                     assert!(taken * 10 >= tried * 8, "{taken} of {tried}: {of:?}");
-                    assert!(accepted * 2 > drafted, "{accepted} of {drafted}: {of:?}");
+                    assert!(accepted * 2 >= drafted, "{accepted} of {drafted}: {of:?}");
                 }
                 if control == DraftControl::Fixed && speculate != Speculate::Off {
                     assert!(accepted > 0 && drafted > 0, "{speculate}");
