@@ -36,7 +36,7 @@
 //! R = (L + (4 B + 32) u (W + H + M)) (1 + 2^-19)
 //! ```
 //!
-//! rounded to f32, which [`radius`] computes when a row is packed, `|y - a| <= R X`: the last factor
+//! rounded to f32, which `radius` computes when a row is packed, `|y - a| <= R X`: the last factor
 //! covers the rounding of `R`, of `X` and of their product. Results below the normal range lose at
 //! most `2^-150` each, fewer than `2^20` times: the smallest normal number is added for that.
 //!

@@ -2,7 +2,7 @@
 //!
 //! A draft step is a few forward passes over all sequences that want a draft at once. The first
 //! takes what each sequence has gained since its last draft (and recomputes nothing that was
-//! accepted); each pass makes every draft's tree grow where it is most probable ([`growth`]), and
+//! accepted); each pass makes every draft's tree grow where it is most probable (`growth`), and
 //! drafts that are no longer likely enough leave. Tokens are chosen as the model chooses: with the
 //! request's parameters and the same noise, so that where both models' distributions are alike,
 //! sampled tokens are alike too.

@@ -2,8 +2,8 @@
 //! operator gives: retrieval.
 //!
 //! Answers enter when they end, with the end of their prompt before them. They are found by their
-//! last [`KEY`] tokens, through chains of earlier places of the same hash (as in LZ77); of the newest
-//! [`LOOK`] places the one with the longest match counts. A tenant's answers are never looked at for
+//! last few tokens, through chains of earlier places of the same hash (as in LZ77); of the newest
+//! places the one with the longest match counts. A tenant's answers are never looked at for
 //! another: neither tokens nor time tell of them. Memory is bounded: a tenant's oldest answers are
 //! written over, and tenants that have not been seen for longest are forgotten.
 

@@ -156,7 +156,11 @@ fn drafts() {
     }
     let answer = server.post(TEXT, r#"{"prompt":"Hi","speculate":"maybe"}"#);
     assert_eq!(answer.status, 400);
-    assert!(answer.text().contains("auto, off, lookup, store, draft or layers"), "{}", answer.text());
+    assert!(
+        answer.text().contains("auto, off, lookup, store, draft or layers"),
+        "{}",
+        answer.text()
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! Costs microseconds a token, and memory in proportion to the sequence. Its confidence is a table
 //! of match length and of how many different tokens have followed; what that is worth for a text
-//! the scheduler learns. Where different tokens have followed, a draft has branches ([`grow`]).
+//! the scheduler learns. Where different tokens have followed, a draft has branches (`grow`).
 
 mod automaton;
 mod grow;
