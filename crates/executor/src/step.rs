@@ -312,30 +312,30 @@ impl<B: Backend> Executor<B> {
     /// Proposes what followed the same tokens before, for those that got tokens and go on; keeps the
     /// answers of those that have ended.
     fn look_up(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
-        let mut wanted = Vec::new();
-        for (&seq, commit) in plan.samples.iter().zip(&outcome.commits) {
+        let StepOutcome { commits, proposals, .. } = outcome;
+        for (&seq, commit) in plan.samples.iter().zip(&*commits) {
             let known = self.sequences.get(seq);
             let generation = known.request.and_then(|request| self.generations.get(&request));
             let Some(generation) = generation.filter(|_| commit.tokens > 0) else { continue };
             let (params, choice) = (&generation.params, &generation.choices[known.choice as usize]);
+            let store = self.store.is_on();
             if choice.end.is_some() {
-                if self.store.is_on() {
+                if store {
                     let prompt = known.tokens.len() - choice.tokens.len();
                     self.store.remember(params.tenant, &known.tokens, prompt);
                 }
-            } else if let Some(of) = wanted_of(&self.sequences, &self.generations, seq, usize::MAX)
-            {
-                wanted.push((params, of));
+                continue;
             }
-        }
-        let proposals = &mut outcome.proposals;
-        for (params, wanted) in wanted {
-            let allows = |kind| params.speculate.allows(kind);
-            let found = allows(DrafterKind::Lookup).then(|| self.lookup.look_up(&wanted)).flatten();
+            let in_text = params.speculate.allows(DrafterKind::Lookup);
+            let in_store = store && params.speculate.allows(DrafterKind::Store);
+            if !(in_text || in_store) {
+                continue;
+            }
+            let wanted = wanted_of(&self.sequences, &self.generations, seq, usize::MAX);
+            let Some(wanted) = wanted else { continue };
+            let found = in_text.then(|| self.lookup.look_up(&wanted)).flatten();
             let own = found.as_ref().map_or(0, |found| found.matched);
-            let other = (self.store.is_on() && allows(DrafterKind::Store))
-                .then(|| self.store.propose(params.tenant, &wanted, own))
-                .flatten();
+            let other = in_store.then(|| self.store.propose(params.tenant, &wanted, own)).flatten();
             proposals.extend(other.or(found.map(|found| found.proposal)));
         }
     }
