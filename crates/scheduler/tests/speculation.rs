@@ -348,7 +348,8 @@ fn good_drafts_pay() {
 
 #[test]
 fn branches_pay_where_a_second_token_is_often_right() {
-    for (lookup, model) in [(Some(BRANCHING), None), (None, Some(BRANCHING))] {
+    // How much, docs/systems.toml and docs/findings.md say.
+    for (lookup, model, gain) in [(Some(BRANCHING), None, 1.25), (None, Some(BRANCHING), 1.18)] {
         let speed = |branches| {
             let mut run = Run::new(DENSE, lookup, model, DraftControl::Adaptive, 5);
             run.max_branches = branches;
@@ -358,7 +359,7 @@ fn branches_pay_where_a_second_token_is_often_right() {
             1.0 / median(times)
         };
         let (chain, tree) = (speed(1), speed(8));
-        assert!(tree > chain * 1.05, "{tree} {chain}");
+        assert!(tree > chain * gain, "{tree} {chain}, wanted {gain} times");
     }
 }
 
