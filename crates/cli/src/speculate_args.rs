@@ -91,7 +91,8 @@ impl SpeculateArgs {
     /// the model has is theirs at most.
     ///
     /// # Errors
-    /// A draft model that cannot be loaded, or whose vocabulary is another.
+    /// A drafter that has nothing to draft from; a draft model that cannot be loaded, or whose
+    /// vocabulary is another.
     pub fn drafters(
         &self,
         path: &Path,
@@ -99,6 +100,11 @@ impl SpeculateArgs {
         tokenizer: &Tokenizer,
         options: &LoadOptions,
     ) -> anyhow::Result<Vec<Box<dyn Drafter>>> {
+        if self.speculate == Speculate::Only(DrafterKind::Store) && !self.has_store() {
+            return Err(unusable(
+                "--speculate store needs a --speculate-store above 0 or a --speculate-corpus",
+            ));
+        }
         let own = LoadOptions {
             context: None,
             kv_tokens: Some(model.block_count() * model.block_tokens()),

@@ -50,6 +50,8 @@ fn reports_hold_what_they_promise() {
 fn whoever_drafts_the_answer_is_the_same() {
     let dunlin = Dunlin::tiny();
     let model = dunlin.model.to_str().unwrap().to_string();
+    let corpus = dunlin.file("corpus.txt", "one two one three one one one two".repeat(20));
+    let corpus = corpus.to_str().unwrap();
     for temperature in ["0", "0.7"] {
         let with = |more: &[&str]| {
             let args =
@@ -69,6 +71,7 @@ fn whoever_drafts_the_answer_is_the_same() {
             &["--speculate", "auto", "--speculate-max", "3"],
             &["--speculate", "draft", "--draft-model", &model],
             &["--speculate", "layers"],
+            &["--speculate", "store", "--speculate-store", "0", "--speculate-corpus", corpus],
         ] {
             let (said, bill) = with(way);
             assert_eq!(said, plain, "{way:?}");
@@ -79,6 +82,18 @@ fn whoever_drafts_the_answer_is_the_same() {
     let refused = dunlin.run(&["-p", "a", "--speculate", "draft"]);
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(refused.err.contains("--draft-model"), "{}", refused.err);
+    let refused = dunlin.run(&["-p", "a", "--speculate", "store", "--speculate-store", "0"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("--speculate-corpus"), "{}", refused.err);
+    for (name, content) in [("missing.txt", None), ("bytes.txt", Some([0xff, 0xfe, 0x80]))] {
+        let path = dunlin.model.with_file_name(name);
+        let path = content.map_or(path, |bytes| dunlin.file(name, bytes));
+        let path = path.to_str().unwrap();
+        let refused = dunlin.run(&["-p", "a", "--speculate-corpus", path]);
+        assert!(refused.code.is_some_and(|code| code != 0), "{}", refused.err);
+        assert!(refused.err.contains("corpus") && refused.err.contains(name), "{}", refused.err);
+        assert_eq!(refused.out, "");
+    }
 }
 
 #[test]
