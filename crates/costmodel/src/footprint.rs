@@ -1,38 +1,25 @@
 //! From the energy of devices to what a site draws, emits and evaporates.
 //!
 //! - Energy at the meter: what devices and the machines around them draw, times PUE.
-//! - Carbon: energy at the meter times the grid's intensity at that time, and the share of making the
-//!   hardware that falls to the time it was held for the work.
+//! - Carbon: energy at the meter times the grid's intensity at that time, beside the share of making
+//!   the hardware that falls to the time it was held for the work.
 //! - Water: on site for cooling (WUE, litres for each kWh of the machines), and in power plants, for
 //!   each kWh at the meter.
 //!
 //! Sums are whole units (microjoules, micrograms, microlitres), so that shares of requests add up.
 
-use serde::{Deserialize, Serialize};
-
-use crate::error::{CostError, above_zero, not_negative};
+use crate::error::{CostError, not_negative};
 
 /// Grams of CO2-equivalent for each kWh, over time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GridIntensity {
     /// How long each value holds, in seconds; an hour as a rule.
-    #[serde(default = "hour")]
     pub step_s: f64,
     /// The values, the first from time 0 on. After the last they begin again.
     pub gco2_per_kwh: Vec<f64>,
 }
 
-const fn hour() -> f64 {
-    3600.0
-}
-
 impl GridIntensity {
-    /// The same at all times.
-    pub fn constant(gco2_per_kwh: f64) -> Self {
-        Self { step_s: hour(), gco2_per_kwh: vec![gco2_per_kwh] }
-    }
-
     /// The mean over a time, in nanoseconds.
     pub fn mean(&self, from_ns: u64, to_ns: u64) -> f64 {
         let step = (self.step_s * 1e9) as u64;
@@ -62,38 +49,20 @@ impl GridIntensity {
 }
 
 /// Where machines stand.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Site {
     /// Energy at the meter for each unit that reaches the machines.
-    #[serde(default = "one")]
     pub pue: f64,
     /// Litres of water on site for each kWh that reaches the machines.
-    #[serde(default)]
-    pub wue_l_per_kwh: f64,
+    pub wue_litres_per_kwh: f64,
     /// Litres of water in power plants for each kWh at the meter.
-    #[serde(default)]
-    pub grid_l_per_kwh: f64,
+    pub grid_litres_per_kwh: f64,
     /// The grid.
     pub grid: GridIntensity,
 }
 
-const fn one() -> f64 {
-    1.0
-}
-
-/// Hardware that is held for the work, for the share of its making.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Embodied {
-    /// Grams of CO2-equivalent of making one device and its share of the machine.
-    pub gco2: f64,
-    /// Hours of use over which that is spread.
-    pub lifetime_hours: f64,
-}
-
 /// What work costs its surroundings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Footprint {
     /// Energy that reached the machines.
     pub machine_uj: u64,
@@ -101,17 +70,8 @@ pub struct Footprint {
     pub meter_uj: u64,
     /// Carbon of that energy, in micrograms of CO2-equivalent.
     pub operational_ugco2: u64,
-    /// Carbon of making the hardware, as far as it falls to the work.
-    pub embodied_ugco2: u64,
     /// Water, on site and in power plants, in microlitres.
     pub water_ul: u64,
-}
-
-impl Footprint {
-    /// All carbon.
-    pub fn ugco2(&self) -> u64 {
-        self.operational_ugco2 + self.embodied_ugco2
-    }
 }
 
 /// Microjoules of a kWh.
@@ -128,45 +88,33 @@ impl Site {
                 format!("{} must be at least 1: the machines' own share is in it", self.pue);
             return Err(CostError::new("pue", problem));
         }
-        not_negative("wue_l_per_kwh", self.wue_l_per_kwh)?;
-        not_negative("grid_l_per_kwh", self.grid_l_per_kwh)?;
-        above_zero("grid.step_s", self.grid.step_s)?;
-        if self.grid.gco2_per_kwh.is_empty() {
-            return Err(CostError::new(
-                "grid.gco2_per_kwh",
-                "it is empty; give one value at least",
-            ));
+        not_negative("wue_litres_per_kwh", self.wue_litres_per_kwh)?;
+        not_negative("grid_litres_per_kwh", self.grid_litres_per_kwh)?;
+        let step = self.grid.step_s;
+        if !(step.is_finite() && (1e-3..=1e9).contains(&step)) {
+            let problem = format!("{step} should be from a millisecond to 10^9 seconds");
+            return Err(CostError::new("step_s", problem));
         }
-        self.grid.gco2_per_kwh.iter().try_for_each(|v| not_negative("grid.gco2_per_kwh", *v))
+        if self.grid.gco2_per_kwh.is_empty() {
+            return Err(CostError::new("gco2_per_kwh", "it is empty; give one value at least"));
+        }
+        self.grid.gco2_per_kwh.iter().try_for_each(|v| not_negative("gco2_per_kwh", *v))
     }
 
-    /// The footprint of energy that reached the machines in some stretches of time (from, to,
-    /// microjoules), of `devices` held from `held_ns.0` to `held_ns.1`.
-    pub fn footprint(
-        &self,
-        energy: impl IntoIterator<Item = (u64, u64, u64)>,
-        devices: u64,
-        held_ns: (u64, u64),
-        embodied: &Embodied,
-    ) -> Footprint {
+    /// The footprint of energy that reached the machines in some stretches of time (from and to in
+    /// nanoseconds, microjoules).
+    pub fn footprint(&self, energy: impl IntoIterator<Item = (u64, u64, u64)>) -> Footprint {
         let (mut machine, mut grams) = (0u64, 0.0);
         for (from, to, uj) in energy {
             machine += uj;
             grams += uj as f64 * self.pue / UJ_PER_KWH * self.grid.mean(from, to);
         }
         let kwh = machine as f64 / UJ_PER_KWH;
-        let hours = held_ns.1.saturating_sub(held_ns.0) as f64 / 3.6e12;
-        let making = if embodied.lifetime_hours > 0.0 {
-            embodied.gco2 * hours / embodied.lifetime_hours * devices as f64
-        } else {
-            0.0
-        };
-        let litres = kwh * (self.wue_l_per_kwh + self.pue * self.grid_l_per_kwh);
+        let litres = kwh * (self.wue_litres_per_kwh + self.pue * self.grid_litres_per_kwh);
         Footprint {
             machine_uj: machine,
             meter_uj: libm::round(machine as f64 * self.pue) as u64,
             operational_ugco2: libm::round(grams * 1e6) as u64,
-            embodied_ugco2: libm::round(making * 1e6) as u64,
             water_ul: libm::round(litres * 1e6) as u64,
         }
     }
@@ -182,25 +130,21 @@ mod tests {
     fn a_scenario_computed_by_hand() {
         let site = Site {
             pue: 1.2,
-            wue_l_per_kwh: 1.8,
-            grid_l_per_kwh: 3.0,
+            wue_litres_per_kwh: 1.8,
+            grid_litres_per_kwh: 3.0,
             grid: GridIntensity { step_s: 3600.0, gco2_per_kwh: vec![100.0, 400.0] },
         };
         site.validate().unwrap();
         // Half an hour of 1 kW in the first hour, an hour of 2 kW over the border of the two.
         let kwh = 3_600_000_000_000u64;
         let energy = [(0, HOUR / 2, kwh / 2), (HOUR / 2, HOUR + HOUR / 2, 2 * kwh)];
-        let embodied = Embodied { gco2: 150_000.0, lifetime_hours: 30_000.0 };
-        let f = site.footprint(energy, 8, (0, 2 * HOUR), &embodied);
+        let f = site.footprint(energy);
         assert_eq!(f.machine_uj, 5 * kwh / 2);
         assert_eq!(f.meter_uj, 3 * kwh);
         // 0.6 kWh of 100 g and 2.4 kWh of 250 g.
         assert_eq!(f.operational_ugco2, 660_000_000);
-        // Eight devices for 2 of 30,000 hours.
-        assert_eq!(f.embodied_ugco2, 80_000_000);
         // 2.5 kWh of 1.8 l, and 3 kWh of 3 l.
         assert_eq!(f.water_ul, 13_500_000);
-        assert_eq!(f.ugco2(), 740_000_000);
     }
 
     #[test]
@@ -218,18 +162,18 @@ mod tests {
     fn bad_sites_are_refused() {
         let good = Site {
             pue: 1.1,
-            wue_l_per_kwh: 0.0,
-            grid_l_per_kwh: 0.0,
-            grid: GridIntensity::constant(50.0),
+            wue_litres_per_kwh: 0.0,
+            grid_litres_per_kwh: 0.0,
+            grid: GridIntensity { step_s: 3600.0, gco2_per_kwh: vec![50.0] },
         };
         good.validate().unwrap();
         type Change = fn(&mut Site);
         let cases: [(&str, Change); 5] = [
             ("pue", |s| s.pue = 0.9),
             ("pue", |s| s.pue = f64::NAN),
-            ("grid.gco2_per_kwh", |s| s.grid.gco2_per_kwh.clear()),
-            ("grid.gco2_per_kwh", |s| s.grid.gco2_per_kwh[0] = -1.0),
-            ("grid.step_s", |s| s.grid.step_s = 0.0),
+            ("gco2_per_kwh", |s| s.grid.gco2_per_kwh.clear()),
+            ("gco2_per_kwh", |s| s.grid.gco2_per_kwh[0] = -1.0),
+            ("step_s", |s| s.grid.step_s = 0.0),
         ];
         for (field, change) in cases {
             let mut bad = good.clone();

@@ -49,7 +49,7 @@ pub use energy_form::{EnergyForm, EnergyPhase, EnergyPoint};
 pub use error::CostError;
 pub use experts::expected_distinct;
 pub use fitted::{FittedCost, StepSample};
-pub use footprint::{Embodied, Footprint, GridIntensity, Site};
+pub use footprint::{Footprint, GridIntensity, Site};
 pub use linear::LinearCost;
 pub use model::{
     COST_VERSION, CostFile, CostModel, CostSpec, GraphsSpec, RooflineSpec, SpeculativeSpec, SumSpec,
@@ -60,7 +60,7 @@ pub use operators::{
     OperatorGroup, OperatorProfile, Operators, PrefillTable, StepCollective,
 };
 pub use oversubscription::{PowerRow, RowReport};
-pub use places::{Place, place, places};
+pub use places::{Place, find_place, places};
 pub use roofline::{MemoryError, Parts, Roofline, ValueBytes};
 pub use shape::{ExpertLoad, Phase, SeqShape, StepShape, Totals};
 pub use shares::shares;

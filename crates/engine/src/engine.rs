@@ -517,7 +517,7 @@ impl<B: Backend> Engine<B> {
         let job = self.jobs.get_mut(&request).expect("outputs are of unfinished requests");
         let index = job.told[choice as usize];
         job.told[choice as usize] += 1;
-        if job.flash.is_some() {
+        if job.untold() {
             return;
         }
         let generation = self.executor.generation(request).expect("and these are known");
@@ -542,7 +542,7 @@ impl<B: Backend> Engine<B> {
             let from = state.text_ends.last().copied().unwrap_or(0);
             state.text.flush();
             let rest = &state.text.as_str()[from..];
-            if !rest.is_empty() && job.flash.is_none() {
+            if !rest.is_empty() && !job.untold() {
                 on_event(Event::Text { request, choice, text: rest });
             }
         }
@@ -551,9 +551,11 @@ impl<B: Backend> Engine<B> {
         if let Some(session) = job.extends {
             self.session_changed(session);
         }
-        match job.flash {
-            Some(flash) => self.keep_answer(flash, request, completion),
-            None => on_event(Event::Finished { request, completion }),
+        if let Some(flash) = job.flash {
+            self.keep_answer(flash, request, completion.clone());
+        }
+        if !job.untold() {
+            on_event(Event::Finished { request, completion });
         }
     }
 

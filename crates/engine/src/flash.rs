@@ -28,8 +28,8 @@ pub(crate) type Questions = BTreeMap<u64, Question>;
 pub(crate) struct Question {
     request: Request,
     answer: Option<Completion>,
-    /// The request that works on it.
-    running: Option<(RequestId, CancelFlag)>,
+    /// The request that works on it, and how to stop it where nobody waits for it.
+    running: Option<(RequestId, Option<CancelFlag>)>,
 }
 
 /// What is there when a question is asked.
@@ -84,17 +84,18 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Asks a registered question: the answer where it is there, else a request of the class that
-    /// the question was registered with.
+    /// the question was registered with, whose end is the answer for whoever asks next. `cancel` stops that request.
     ///
     /// # Errors
     /// There is no such question, or its request cannot run any more.
     pub fn ask(
         &mut self,
         session: SessionId,
-        question: QuestionId,
+        id: QuestionId,
+        cancel: CancelFlag,
     ) -> Result<Asked, SessionFailure> {
         let info = self.sessions.known.get_mut(&session);
-        let question = info.and_then(|info| info.questions.get_mut(&question.0));
+        let question = info.and_then(|info| info.questions.get_mut(&id.0));
         let question = question.ok_or(SessionFailure::UnknownQuestion)?;
         if let Some(answer) = &question.answer {
             return Ok(Asked::Answered(Box::new(answer.clone())));
@@ -102,8 +103,11 @@ impl<B: Backend> Engine<B> {
         // What was computed of it already is found in the prefix cache.
         question.stop();
         question.running = None;
-        let request = Request { cancel: CancelFlag::new(), ..question.request.clone() };
-        Ok(Asked::Submitted(self.submit(request)?))
+        let request = Request { cancel, ..question.request.clone() };
+        let flash = FlashOf { session, question: id.0, asked: true };
+        let request = self.submit_for(request, Some(flash))?;
+        self.works_on(session, id.0, (request, None));
+        Ok(Asked::Submitted(request))
     }
 
     /// Answers of a session whose data changes are worth nothing.
@@ -135,15 +139,26 @@ impl<B: Backend> Engine<B> {
         let cancel = CancelFlag::new();
         let request =
             Request { cancel: cancel.clone(), class: Class::Idle, ..waiting.request.clone() };
-        let id = self.submit_for(request, Some(FlashOf { session, question }))?;
-        let info = self.sessions.known.get_mut(&session);
-        if let Some(waiting) = info.and_then(|info| info.questions.get_mut(&question)) {
-            waiting.running = Some((id, cancel));
-        }
+        let flash = FlashOf { session, question, asked: false };
+        let id = self.submit_for(request, Some(flash))?;
+        self.works_on(session, question, (id, Some(cancel)));
         Ok(())
     }
 
-    /// A question was answered, or its answer given up.
+    fn works_on(
+        &mut self,
+        session: SessionId,
+        question: u64,
+        running: (RequestId, Option<CancelFlag>),
+    ) {
+        let info = self.sessions.known.get_mut(&session);
+        if let Some(question) = info.and_then(|info| info.questions.get_mut(&question)) {
+            question.running = Some(running);
+        }
+    }
+
+    /// A question was answered, or its answer given up. One that was asked, and whose asker left
+    /// before its end, is answered ahead of time again.
     pub(crate) fn keep_answer(
         &mut self,
         flash: FlashOf,
@@ -159,13 +174,17 @@ impl<B: Backend> Engine<B> {
             let good =
                 completion.choices.iter().all(|c| matches!(c.finish.reason(), "stop" | "length"));
             question.answer = good.then_some(completion);
+            if flash.asked && !good {
+                // One that does not fit any more is refused when it is asked.
+                let _ = self.ask_one(flash.session, flash.question);
+            }
         }
     }
 }
 
 impl Question {
     fn stop(&self) {
-        if let Some((_, cancel)) = &self.running {
+        if let Some((_, Some(cancel))) = &self.running {
             cancel.cancel();
         }
     }

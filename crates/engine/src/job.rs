@@ -10,11 +10,13 @@ use crate::{
     request::{CancelFlag, Choice, Completion, Finish},
 };
 
-/// A question that is answered ahead of time.
+/// The question that a request answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlashOf {
     pub(crate) session: SessionId,
     pub(crate) question: u64,
+    /// Whether somebody waits for it, and it is not ahead of time.
+    pub(crate) asked: bool,
 }
 
 /// What the engine keeps of a request until it is over.
@@ -35,11 +37,16 @@ pub(crate) struct Job {
     pub(crate) last_step: StepId,
     /// The session that it extends.
     pub(crate) extends: Option<SessionId>,
-    /// Whose answer it is, where nobody asked yet.
+    /// The question that it answers.
     pub(crate) flash: Option<FlashOf>,
 }
 
 impl Job {
+    /// Whether nobody waits for it: a question's answer ahead of time.
+    pub(crate) fn untold(&self) -> bool {
+        self.flash.is_some_and(|flash| !flash.asked)
+    }
+
     /// The request's results, from what the core and the executor know.
     pub(crate) fn complete(
         &self,

@@ -37,6 +37,7 @@ pub fn replications(
             autoscale: Vec::new(),
         },
         slo: SloConfig::default(),
+        site: None,
         recorded: None,
         folder: folder.into(),
     };

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    footprint::SiteFootprint,
     metrics::{Bin, DurationStats},
     report::Report,
 };
@@ -20,8 +21,8 @@ svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif
 .legend{color:var(--faint);font-size:.85rem}.legend i{display:inline-block;width:.8rem;height:.2rem;margin:0 .3rem 0 .9rem;vertical-align:middle}
 ";
 
-/// A page about a run called `name`.
-pub fn page(report: &Report, name: &str) -> String {
+/// A page about a run called `name`, with what it comes to where the cluster stands, if that is known.
+pub fn page(report: &Report, name: &str, footprint: Option<&SiteFootprint>) -> String {
     let s = report.summary();
     let mut out = String::new();
     let title = if name.is_empty() { "Simulation" } else { name };
@@ -46,6 +47,10 @@ pub fn page(report: &Report, name: &str) -> String {
     tile(&mut out, percent(s.kv.mean_use), "of KV memory in use");
     tile(&mut out, percent(s.steps.busy_share), "of replica time busy");
     tile(&mut out, format!("{:.2} J", s.energy.joules_per_output_token), "an output token");
+    if let Some(f) = footprint {
+        tile(&mut out, format!("{:.1} g", f.gco2_per_mtok), "of CO2-eq a million output tokens");
+        tile(&mut out, format!("{:.2} l", f.water_litres_per_mtok), "of water, the same");
+    }
     out.push_str("</div>");
     latencies(&mut out, report);
     timelines(&mut out, report);

@@ -57,7 +57,7 @@ fn every_example_runs() {
         assert!(events == run(2).1, "{}: two threads, another log", path.display());
         let events: Vec<serde_json::Value> = serde_json::from_slice(&events).unwrap();
         assert!(events.len() > 500);
-        let page = html::page(&report, &config.name);
+        let page = html::page(&report, &config.name, None);
         assert!(page.contains("<svg") && page.ends_with("</html>\n"));
         for outside in ["http://", "https://", "<script", "src=", "@import"] {
             assert!(!page.contains(outside), "{outside}");

@@ -6,7 +6,7 @@ mod common;
 use std::{collections::BTreeMap, sync::Arc};
 
 use common::{checked, cluster, core, poisson, replica, run, usual};
-use dunlin_costmodel::LinearCost;
+use dunlin_costmodel::{GridIntensity, LinearCost, Site};
 use dunlin_router::PlacementKind;
 use dunlin_scheduler::policy::PolicyKind;
 use dunlin_sim::{
@@ -361,4 +361,37 @@ fn a_run_can_be_stopped() {
     let report = simulate(&one, requests.into_iter().map(Ok), options).unwrap();
     assert!(report.stopped && report.metrics.arrived < 150_000);
     assert_eq!(report.metrics.finished, report.metrics.arrived);
+}
+
+#[test]
+fn a_footprint_is_of_the_energy_when_it_was_drawn() {
+    // One replica that draws 1 kW all the time, and steps that draw nothing.
+    let mut spec = replica(core(400, 16), LinearCost { power_watts: 0.0, ..usual() });
+    (spec.idle_uw, spec.embodied_ugco2_per_hour) = (1_000_000_000, 5_000_000);
+    let report = run(&cluster(spec, 2), poisson(3, 4.0, 40, |_| (60, 20))).unwrap();
+    let m = &report.metrics;
+    assert_eq!(m.energy_uj, 0);
+    let idle: u128 = m.timeline.bins().iter().map(|bin| bin.idle_uj_e9).sum();
+    assert_eq!(idle, m.idle_uj_e9, "bins hold all of it");
+    let site = |gco2_per_kwh: Vec<f64>, step_s| Site {
+        pue: 1.5,
+        wue_litres_per_kwh: 2.0,
+        grid_litres_per_kwh: 0.0,
+        grid: GridIntensity { step_s, gco2_per_kwh },
+    };
+    let seconds = report.duration_s();
+    let close = |a: f64, b: f64| assert!((a - b).abs() <= 1e-6 * b.abs() + 2e-6, "{a} {b}");
+    let f = report.footprint(&site(vec![400.0], 3600.0));
+    close(f.machine_joules, 2000.0 * seconds);
+    close(f.meter_joules, 3000.0 * seconds);
+    close(f.operational_gco2, 3.0 * seconds / 3600.0 * 400.0);
+    close(f.embodied_gco2, 2.0 * seconds / 3600.0 * 5.0);
+    close(f.water_litres, 2.0 * seconds / 3600.0 * 2.0);
+    close(f.gco2_per_request, (f.operational_gco2 + f.embodied_gco2) / m.finished as f64);
+    // A grid that is dirty in its first bin's time alone, and clean later.
+    let width_s = m.timeline.width_ns() as f64 / 1e9;
+    let mut first = vec![0.0; m.timeline.bins().len()];
+    first[0] = 1000.0;
+    let f = report.footprint(&site(first, width_s));
+    close(f.operational_gco2, 3.0 * width_s / 3600.0 * 1000.0);
 }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use dunlin_engine::CancelFlag;
 use dunlin_sim::{
-    RunOptions, Summary,
+    RunOptions, SiteFootprint, Summary,
     chrome::ChromeTrace,
     config::{ConfigFileError, SimConfig},
     csv::{RequestCsv, Tee},
@@ -70,6 +70,9 @@ struct Output {
     seed: u64,
     #[serde(flatten)]
     summary: Summary,
+    /// What it comes to where the cluster stands, if the file says where.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    footprint: Option<SiteFootprint>,
     /// The recorded run that the file names, beside this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<Comparison>,
@@ -91,6 +94,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     config.seed = args.seed.unwrap_or(config.seed);
     config.threads = args.threads.unwrap_or(config.threads);
     let cluster = config.cluster().map_err(unusable)?;
+    let site = config.site().map_err(unusable)?;
     let requests = config.requests().map_err(unusable)?;
     let recording = config.recording().map_err(unusable)?;
     let mut events = create(args.events.as_deref())?.map(ChromeTrace::new);
@@ -128,8 +132,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (Some(rows), Some(path)) = (rows, &args.requests) {
         rows.finish().with_context(|| path.display().to_string())?;
     }
+    let footprint = site.map(|site| report.footprint(&site));
     if let Some(path) = &args.report {
-        std::fs::write(path, html::page(&report, &config.name))
+        std::fs::write(path, html::page(&report, &config.name, footprint.as_ref()))
             .with_context(|| path.display().to_string())?;
     }
     let per_s = |count: u64| count as f64 / wall_s.max(1e-9);
@@ -139,8 +144,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         sequence_steps_per_s: per_s(report.metrics.sequence_steps),
         requests_per_s: per_s(report.metrics.arrived),
     };
-    let output =
-        Output { name: config.name, seed: config.seed, summary: report.summary(), recorded, run };
+    let output = Output {
+        name: config.name,
+        seed: config.seed,
+        summary: report.summary(),
+        footprint,
+        recorded,
+        run,
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &output)?;
@@ -240,6 +251,19 @@ fn text(output: &Output) -> String {
         s.steps.busy_share * 100.0,
         s.energy.joules_per_output_token
     );
+    if let Some(f) = &output.footprint {
+        let _ = writeln!(
+            t,
+            "{:.1} kJ at the meter; {:.1} g CO2-eq ({:.1} of them of making the machines) and {:.2} \
+             litres of water: {:.1} g and {:.2} litres a million output tokens",
+            f.meter_joules / 1e3,
+            f.operational_gco2 + f.embodied_gco2,
+            f.embodied_gco2,
+            f.water_litres,
+            f.gco2_per_mtok,
+            f.water_litres_per_mtok
+        );
+    }
     if let Some(c) = &output.recorded {
         compared(&mut t, c);
     }

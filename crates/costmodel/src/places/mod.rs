@@ -32,8 +32,33 @@ pub fn places() -> impl Iterator<Item = Place> {
 }
 
 /// The place of this code or name, in upper or lower case.
-pub fn place(name: &str) -> Option<Place> {
+fn place(name: &str) -> Option<Place> {
     places().find(|p| p.code.eq_ignore_ascii_case(name) || p.name.eq_ignore_ascii_case(name))
+}
+
+/// The place of this code or name, or what to say of one that is not in the table, with those that
+/// may be meant.
+///
+/// # Errors
+/// No place is called so.
+pub fn find_place(name: &str) -> Result<Place, String> {
+    if let Some(found) = place(name) {
+        return Ok(found);
+    }
+    let lower = name.to_lowercase();
+    let like = places().filter(|p| {
+        let own = p.name.to_lowercase();
+        !lower.is_empty() && (own.contains(&lower) || lower.contains(&own))
+            || p.code.to_lowercase().starts_with(&lower)
+    });
+    let like: Vec<String> = like.take(5).map(|p| format!("{} ({})", p.code, p.name)).collect();
+    let hint = match like.as_slice() {
+        [] => "SWE for Sweden, or gcp/europe-north1".to_string(),
+        like => like.join(", "),
+    };
+    Err(format!(
+        "{name:?} is no country's ISO 3166-1 alpha-3 code or name and no region; try {hint}"
+    ))
 }
 
 #[cfg(test)]

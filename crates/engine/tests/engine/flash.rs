@@ -1,9 +1,11 @@
 //! Questions answered ahead of time.
 
-use dunlin_engine::{Asked, Engine, QuestionId};
+use std::collections::BTreeMap;
+
+use dunlin_engine::{Asked, CancelFlag, Engine, Event, QuestionId};
 use dunlin_kvcache::TenantId;
 use dunlin_testkit::toy::Toy;
-use dunlin_units::SessionId;
+use dunlin_units::{RequestId, SessionId};
 
 use super::support::*;
 
@@ -14,10 +16,23 @@ fn append(engine: &mut Engine<Toy>, tokens: &[u32]) {
 }
 
 fn answer(engine: &mut Engine<Toy>, question: QuestionId) -> Vec<u32> {
-    match engine.ask(SESSION, question).unwrap() {
+    match engine.ask(SESSION, question, CancelFlag::new()).unwrap() {
         Asked::Answered(completion) => completion.choices[0].token_ids.clone(),
         Asked::Submitted(_) => panic!("it should have been answered ahead of time"),
     }
+}
+
+/// Runs until nothing is left; the tokens of what ended.
+fn ends(engine: &mut Engine<Toy>) -> BTreeMap<RequestId, Vec<u32>> {
+    let mut ended = BTreeMap::new();
+    while engine.is_busy() {
+        engine.step(&mut |event| {
+            if let Event::Finished { request, completion } = event {
+                ended.insert(request, completion.choices[0].token_ids.clone());
+            }
+        });
+    }
+    ended
 }
 
 #[test]
@@ -55,7 +70,7 @@ fn an_answer_is_there_without_a_forward_pass_and_follows_the_data() {
         }
     }
     engine.drop_question(SESSION, ids[0]);
-    assert!(engine.ask(SESSION, ids[0]).is_err());
+    assert!(engine.ask(SESSION, ids[0], CancelFlag::new()).is_err());
     engine.close_session(SESSION).unwrap();
     drain(&mut engine);
     assert_eq!(free_blocks(&engine), 200);
@@ -73,13 +88,56 @@ fn who_asks_before_it_is_answered_is_served_at_once() {
         engine.step(&mut |_| {});
     }
     assert!(!engine.is_answered(SESSION, id));
-    let Asked::Submitted(submitted) = engine.ask(SESSION, id).unwrap() else {
+    let Asked::Submitted(submitted) = engine.ask(SESSION, id, CancelFlag::new()).unwrap() else {
         panic!("it is not answered yet");
     };
     let done = drain(&mut engine);
     assert_eq!(done.keys().copied().collect::<Vec<_>>(), [submitted]);
-    let tokens = &done[&submitted].choices[0].token_ids;
-    assert_eq!(*tokens, reference_after(&history, &question, 0));
+    let expected = reference_after(&history, &question, 0);
+    assert_eq!(done[&submitted].choices[0].token_ids, expected);
+    // Whoever asks next finds that answer.
+    assert!(engine.is_answered(SESSION, id));
+    assert_eq!(answer(&mut engine, id), expected);
+}
+
+#[test]
+fn who_asks_is_served_though_the_data_changes_and_may_leave() {
+    let mut engine = engine(200, 4, 16, 150);
+    let mut history = Toy::prompt(1, 30);
+    append(&mut engine, &history);
+    drain(&mut engine);
+    let question = request(2, 5, 20);
+    let id = engine.register_question(SESSION, question.clone()).unwrap();
+    let Asked::Submitted(submitted) = engine.ask(SESSION, id, CancelFlag::new()).unwrap() else {
+        panic!("it is not answered yet");
+    };
+    for _ in 0..4 {
+        engine.step(&mut |_| {});
+    }
+    let more = Toy::prompt(7, 9);
+    append(&mut engine, &more);
+    let before = reference_after(&history, &question, 0);
+    history.extend(more);
+    let done = ends(&mut engine);
+    assert_eq!(done[&submitted], before, "of the data when it was asked");
+    let after = reference_after(&history, &question, 0);
+    assert_eq!(answer(&mut engine, id), after, "of the data now");
+    // An asker who leaves early leaves no half answer.
+    engine.rewind_session(SESSION, 30).unwrap();
+    let leaves = CancelFlag::new();
+    let Asked::Submitted(left) = engine.ask(SESSION, id, leaves.clone()).unwrap() else {
+        panic!("it is not answered yet");
+    };
+    for _ in 0..3 {
+        engine.step(&mut |_| {});
+    }
+    leaves.cancel();
+    let tokens = &ends(&mut engine)[&left];
+    assert!(tokens.len() < before.len(), "{tokens:?}");
+    assert_eq!(answer(&mut engine, id), before);
+    engine.close_session(SESSION).unwrap();
+    drain(&mut engine);
+    assert_eq!(free_blocks(&engine), 200);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //!   and facility energy times the water of the electricity (EWIF), as in Li and others, "Making AI
 //!   less thirsty", CACM 2025.
 
-use dunlin_costmodel::{place, places};
+use dunlin_costmodel::find_place;
 use serde::{Deserialize, Serialize};
 
 use super::PlanError;
@@ -96,9 +96,7 @@ impl SiteConfig {
     pub(super) fn look_up(&mut self) -> Result<(), PlanError> {
         match (&self.grid, self.gco2_per_kwh.as_slice()) {
             (Some(name), []) => {
-                let Some(found) = place(name) else {
-                    return Err(PlanError::value("grid", unknown(name)));
-                };
+                let found = find_place(name).map_err(|e| PlanError::value("grid", e))?;
                 self.gco2_per_kwh = vec![found.gco2_per_kwh];
             }
             (Some(_), _) => {
@@ -163,22 +161,6 @@ impl SiteConfig {
             price: kwh * self.price_per_kwh,
         }
     }
-}
-
-/// What to say of a place that is not in the table, with those that may be meant.
-fn unknown(name: &str) -> String {
-    let lower = name.to_lowercase();
-    let like = places().filter(|p| {
-        let own = p.name.to_lowercase();
-        !lower.is_empty() && (own.contains(&lower) || lower.contains(&own))
-            || p.code.to_lowercase().starts_with(&lower)
-    });
-    let like: Vec<String> = like.take(5).map(|p| format!("{} ({})", p.code, p.name)).collect();
-    let hint = match like.as_slice() {
-        [] => "SWE for Sweden, or gcp/europe-north1".to_string(),
-        like => like.join(", "),
-    };
-    format!("{name:?} is no country's ISO 3166-1 alpha-3 code or name and no region; try {hint}")
 }
 
 #[cfg(test)]

@@ -408,6 +408,7 @@ impl<B: Backend + 'static> EngineService<B> {
         };
         let whole = sink();
         let live = sink();
+        let cancel = flag.clone();
         enum Not {
             Needed(Box<Completion>),
             Possible(SessionFailure),
@@ -415,7 +416,7 @@ impl<B: Backend + 'static> EngineService<B> {
         let asked = loaded.thread.handle().watch_to(
             flag.clone(),
             move |event| live.take(event),
-            move |engine| match engine.ask(session, QuestionId(question)) {
+            move |engine| match engine.ask(session, QuestionId(question), cancel) {
                 Ok(Asked::Submitted(request)) => Ok(request),
                 Ok(Asked::Answered(completion)) => Err(Not::Needed(completion)),
                 Err(problem) => Err(Not::Possible(problem)),

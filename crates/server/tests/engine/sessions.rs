@@ -221,6 +221,7 @@ fn questions_are_answered_ahead_of_time() {
     wait_until("it is answered again", || answered(question).unwrap());
     let expected = whole(&service, "abcdefghiqu");
     assert_eq!(text(service.ask(NOBODY, "toy", "s", question).unwrap()), expected);
+    // Before it is answered ahead of time as well; what was computed then stays.
     append(&service, NOBODY, "s", "j");
     let expected = whole(&service, "abcdefghijqu");
     assert_eq!(text(service.ask(NOBODY, "toy", "s", question).unwrap()), expected);
@@ -258,8 +259,12 @@ fn one_request_at_a_time_extends_a_session() {
             prune(0, 1),
         ] {
             let refused = call(&service, NOBODY, "s", op);
-            // It may have ended meanwhile.
-            assert!(matches!(refused, Err(ServiceError::Conflict(_)) | Ok(_)), "{refused:?}");
+            if matches!(refused, Err(ServiceError::Conflict(_))) {
+                continue;
+            }
+            // It may have ended meanwhile, and then what is asked is done.
+            assert!(refused.is_ok(), "{refused:?}");
+            break;
         }
     }
     // A client that leaves frees the session.

@@ -3,6 +3,7 @@
 //! Files that it names are looked for beside it. Times are in the unit of their key's last word.
 
 mod replica;
+mod site;
 mod workload;
 
 use std::{
@@ -11,11 +12,13 @@ use std::{
     sync::Arc,
 };
 
+use dunlin_costmodel::Site;
 use dunlin_router::PlacementKind;
 use dunlin_units::Time;
 use serde::Deserialize;
 
 pub use replica::{ReplicaGroup, build_cost};
+pub use site::SiteConfig;
 pub use workload::{Requests, WorkloadConfig, open_trace};
 
 use crate::{
@@ -91,6 +94,9 @@ pub struct SimConfig {
     /// What a request must keep to count as good.
     #[serde(default)]
     pub slo: SloConfig,
+    /// Where the cluster stands, for the carbon and water of its energy.
+    #[serde(default)]
+    pub site: Option<SiteConfig>,
     /// What a real system did with the same workload, to be compared with.
     #[serde(default)]
     pub recorded: Option<PathBuf>,
@@ -257,6 +263,14 @@ impl SimConfig {
     pub fn recording(&self) -> Result<Option<Recording>, ConfigFileError> {
         let path = self.recorded.as_ref().map(|file| self.folder.join(file));
         path.map(|path| Recording::read(&path)).transpose()
+    }
+
+    /// Where the cluster stands, if that is said.
+    ///
+    /// # Errors
+    /// Values that make no sense.
+    pub fn site(&self) -> Result<Option<Site>, ConfigFileError> {
+        self.site.as_ref().map(SiteConfig::build).transpose()
     }
 
     /// The cluster.

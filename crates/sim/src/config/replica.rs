@@ -47,6 +47,12 @@ pub struct ReplicaGroup {
     /// What is drawn beside the energy of steps.
     #[serde(default)]
     pub idle_watts: f64,
+    /// Carbon of making the replica's machines, in grams of CO2-equivalent.
+    #[serde(default)]
+    pub embodied_gco2: f64,
+    /// Hours of use over which that is spread: five years without.
+    #[serde(default = "lifetime")]
+    pub lifetime_hours: f64,
     /// To and from other replicas, for each device.
     #[serde(default)]
     pub link_bytes_per_s: u64,
@@ -63,6 +69,10 @@ pub struct ReplicaGroup {
 
 const fn one() -> u32 {
     1
+}
+
+const fn lifetime() -> f64 {
+    5.0 * 365.0 * 24.0
 }
 
 /// What goes into a step.
@@ -323,9 +333,23 @@ impl ReplicaGroup {
             return Err(ConfigFileError::value("idle_watts", problem));
         }
         spec.idle_uw = (self.idle_watts * 1e6 + 0.5) as u64;
+        spec.embodied_ugco2_per_hour = self.embodied()?;
         spec.speculation = self.speculation.as_ref().map(speculation).transpose()?;
         spec.experts = self.experts.as_ref().map(|e| experts(e, folder)).transpose()?;
         Ok(spec)
+    }
+
+    /// Micrograms of CO2-equivalent of making it, for each hour of its life.
+    fn embodied(&self) -> Result<u64, ConfigFileError> {
+        if !(0.0..=1e12).contains(&self.embodied_gco2) {
+            let problem = format!("{} should be a number of grams from 0 on", self.embodied_gco2);
+            return Err(ConfigFileError::value("embodied_gco2", problem));
+        }
+        if !(1.0..=1e7).contains(&self.lifetime_hours) {
+            let problem = format!("{} should be an hour or more", self.lifetime_hours);
+            return Err(ConfigFileError::value("lifetime_hours", problem));
+        }
+        Ok((self.embodied_gco2 * 1e6 / self.lifetime_hours + 0.5) as u64)
     }
 
     /// Bytes of a KV block, and how many blocks there are.

@@ -145,6 +145,9 @@ pub struct Metrics {
     pub request_energy: Durations,
     /// Energy of replicas that are on, whether they work or not, in microjoules times 10^9.
     pub idle_uj_e9: u128,
+    /// Carbon of making replicas that are on, in micrograms of CO2-equivalent times the nanoseconds of
+    /// an hour.
+    pub embodied_ugco2_hours: u128,
     /// KV blocks in use, over time.
     pub blocks_ns: u128,
     /// KV blocks that there are, over time.
@@ -183,7 +186,8 @@ impl Metrics {
         add!(prompt_tokens, cached_tokens, output_tokens, computed_tokens, recomputed_tokens);
         add!(draft_tokens, accepted_tokens, preemptions, blocks_loaded, moves);
         add!(transfers, transfer_bytes, steps, sequence_steps, sampled_tokens, busy_ns);
-        add!(extrapolated_steps, energy_uj, idle_uj_e9, blocks_ns, capacity_ns, up_ns);
+        add!(extrapolated_steps, energy_uj, idle_uj_e9, embodied_ugco2_hours);
+        add!(blocks_ns, capacity_ns, up_ns);
         for (own, more) in self.bound_ns.iter_mut().zip(other.bound_ns) {
             *own += more;
         }

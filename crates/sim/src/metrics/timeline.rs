@@ -30,6 +30,8 @@ pub struct Bin {
     pub busy_ns: u128,
     /// Energy of steps in microjoules, by when they end.
     pub energy_uj: u64,
+    /// Energy of replicas that are on, whether they work or not, in microjoules times 10^9.
+    pub idle_uj_e9: u128,
 }
 
 impl Bin {
@@ -43,6 +45,7 @@ impl Bin {
         self.blocks_ns += other.blocks_ns;
         self.busy_ns += other.busy_ns;
         self.energy_uj += other.energy_uj;
+        self.idle_uj_e9 += other.idle_uj_e9;
     }
 }
 
@@ -114,17 +117,28 @@ impl Timeline {
     /// Adds a level that held from `from` to `to`.
     #[inline]
     pub fn level(&mut self, from: Time, to: Time, level: Level) {
+        self.spread(from, to, |bin, ns| {
+            bin.waiting_ns += u128::from(level.waiting) * ns;
+            bin.running_ns += u128::from(level.running) * ns;
+            bin.blocks_ns += u128::from(level.blocks) * ns;
+            bin.busy_ns += u128::from(level.busy) * ns;
+        });
+    }
+
+    /// Adds the energy of a replica that was on from `from` to `to` and drew so many microwatts.
+    pub fn idle(&mut self, from: Time, to: Time, microwatts: u64) {
+        self.spread(from, to, |bin, ns| bin.idle_uj_e9 += u128::from(microwatts) * ns);
+    }
+
+    /// Calls `add` with each bin that a time has a part in, and the nanoseconds of it.
+    #[inline]
+    fn spread(&mut self, from: Time, to: Time, mut add: impl FnMut(&mut Bin, u128)) {
         let mut begin = from.0;
         while begin < to.0 {
             // The last bin first: it decides the width.
             self.at(Time(to.0 - 1));
             let end = (((begin >> self.width_log2) + 1) << self.width_log2).min(to.0);
-            let ns = u128::from(end - begin);
-            let bin = self.at(Time(begin));
-            bin.waiting_ns += u128::from(level.waiting) * ns;
-            bin.running_ns += u128::from(level.running) * ns;
-            bin.blocks_ns += u128::from(level.blocks) * ns;
-            bin.busy_ns += u128::from(level.busy) * ns;
+            add(self.at(Time(begin)), u128::from(end - begin));
             begin = end;
         }
     }

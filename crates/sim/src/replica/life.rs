@@ -111,6 +111,9 @@ impl Replica {
             let ns = u128::from(now.since(since));
             world.metrics.up_ns += ns;
             world.metrics.idle_uj_e9 += ns * u128::from(self.spec.idle_uw);
+            world.metrics.timeline.idle(since, now, self.spec.idle_uw);
+            world.metrics.embodied_ugco2_hours +=
+                ns * u128::from(self.spec.embodied_ugco2_per_hour);
             world.metrics.capacity_ns += ns * self.spec.core.cache.block_count as u128;
         }
     }

@@ -39,6 +39,8 @@ pub struct ReplicaSpec {
     pub experts: Option<ExpertSpec>,
     /// Power of the replica while it is on, beside that of its steps, in microwatts.
     pub idle_uw: u64,
+    /// Carbon of making it, for each hour of its life, in micrograms of CO2-equivalent.
+    pub embodied_ugco2_per_hour: u64,
 }
 
 impl std::fmt::Debug for ReplicaSpec {
@@ -64,6 +66,7 @@ impl ReplicaSpec {
             link_bytes_per_s: 0,
             experts: None,
             idle_uw: 0,
+            embodied_ugco2_per_hour: 0,
         }
     }
 
