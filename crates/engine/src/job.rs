@@ -58,7 +58,7 @@ impl Job {
         let energy = Joules { microjoules: self.microjoules, source };
         let bill = Bill {
             sample_ns: generation.sample_ns,
-            speculation_contract: if generation.params.draws() {
+            speculation_contract: if generation.residual {
                 SpeculationContract::Distribution
             } else {
                 SpeculationContract::Exact

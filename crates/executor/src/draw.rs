@@ -80,6 +80,8 @@ pub(crate) struct Draw {
     pub(crate) result: Result<Sampled, SampleError>,
     /// Its best alternatives, in the memory of the worker.
     pub(crate) top: Range<usize>,
+    /// Whether it is what came of a drafter's own draw.
+    pub(crate) residual: bool,
 }
 
 /// One thread's sampler, and what it has drawn.
@@ -246,14 +248,15 @@ impl Worker {
         let params = &generation.params;
         let constraint = generation.choices.get(place.choice as usize)?.constraint.as_ref();
         let start = self.top.len();
+        let drawn = match row {
+            Row::Logits(_) if params.draws() => {
+                context.drawn.at(context.samples[sample], place.tokens)
+            }
+            _ => None,
+        };
         let result = match row {
             Row::Best(best) => sample_best(best[0], place),
             Row::Logits(row) => {
-                let drawn = if params.draws() {
-                    context.drawn.at(context.samples[sample], place.tokens)
-                } else {
-                    None
-                };
                 let (sampling, logprobs) = (&params.sampling, params.logprobs);
                 let sampler = &mut self.sampler;
                 let mut choose = |allowed: Option<&[u32]>| match drawn {
@@ -274,7 +277,8 @@ impl Worker {
             }
         };
         let token = result.as_ref().ok().map(|s| s.token);
-        self.draws.push(Draw { sample, result, top: start..self.top.len() });
+        let (top, residual) = (start..self.top.len(), drawn.is_some());
+        self.draws.push(Draw { sample, result, top, residual });
         token
     }
 }

@@ -62,10 +62,22 @@ impl DrawnTokens {
         }
     }
 
-    /// A sequence is changed.
+    /// A sequence is changed. What was drawn stays where the tokens before its place do: one that lost
+    /// its KV must use what was drawn before, since what was drawn may be why it lost it.
     pub(crate) fn changed(&mut self, op: &SeqOp) {
-        if let Some((seq, _)) = forgotten(op) {
-            self.of.remove(&seq);
+        let (seq, stay) = match *op {
+            // Another request has other noise.
+            SeqOp::Assign { seq, .. } => (seq, 0),
+            _ => match forgotten(op) {
+                Some(changed) => changed,
+                None => return,
+            },
+        };
+        if let Some(nodes) = self.of.get_mut(&seq) {
+            nodes.retain(|node| (1..=stay).contains(&node.length));
+            if nodes.is_empty() {
+                self.of.remove(&seq);
+            }
         }
     }
 }
@@ -73,6 +85,7 @@ impl DrawnTokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::{Weight, law};
 
     #[test]
     fn a_token_stays_until_its_place_is_taken_or_missed() {
@@ -105,5 +118,71 @@ mod tests {
         all.add([node(&[], 1)].into_iter(), |_| tokens.clone());
         all.changed(&SeqOp::End { seq });
         assert_eq!(at(&all, &[7, 8]), None);
+    }
+
+    /// The distribution of what comes out where a sequence loses its KV or not, depending on the token
+    /// that was drawn, and is drafted for once more, from another distribution: over all that may be
+    /// drawn the first time and the second.
+    fn over_all_draws(p: &[Weight], q: [&[Weight]; 2], preempts: fn(u32) -> bool) -> Vec<f64> {
+        let (seq, length) = (SeqId(1), 2);
+        let node = |token, from: &[Weight]| DrawnNode {
+            seq,
+            length,
+            path: Vec::new(),
+            drawn: Drawn { token, from: from.to_vec() },
+        };
+        let mut out = vec![0.0; p.len()];
+        for &(first, drawn_with) in q[0] {
+            let mut all = DrawnTokens::default();
+            all.add([node(first, q[0])].into_iter(), |_| vec![7, 8]);
+            let again = if preempts(first) {
+                all.changed(&SeqOp::Truncate { seq, tokens: 2, blocks: 0 });
+                q[1].to_vec()
+            } else {
+                vec![(0, 1.0)]
+            };
+            for (second, with) in again {
+                let mut all = DrawnTokens { of: all.of.clone() };
+                if preempts(first) {
+                    all.add([node(second, q[1])].into_iter(), |_| vec![7, 8]);
+                }
+                let drawn = all.at(seq, &[7, 8]).expect("one was drawn");
+                for (out, law) in out.iter_mut().zip(law(p, drawn)) {
+                    *out += drawn_with * with * law;
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn whoever_is_preempted_because_of_what_was_drawn_keeps_the_models_distribution() {
+        let p = [(0, 0.5), (1, 0.3), (2, 0.2)];
+        let q = [(0, 0.2), (1, 0.7), (2, 0.1)];
+        let other = [(0, 0.1), (1, 0.1), (2, 0.8)];
+        let ways: [fn(u32) -> bool; 4] = [|_| false, |_| true, |t| t == 1, |t| t != 2];
+        for preempts in ways {
+            let out = over_all_draws(&p, [&q, &other], preempts);
+            for (&(token, wanted), found) in p.iter().zip(&out) {
+                assert!((wanted - found).abs() < 1e-12, "token {token}: {out:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn another_request_has_draws_of_its_own() {
+        let (seq, from) = (SeqId(1), vec![(1, 1.0)]);
+        let node = DrawnNode { seq, length: 2, path: vec![4], drawn: Drawn { token: 1, from } };
+        for (op, stays) in [
+            (SeqOp::Truncate { seq, tokens: 2, blocks: 1 }, true),
+            (SeqOp::Truncate { seq, tokens: 1, blocks: 1 }, false),
+            (SeqOp::Assign { seq, request: None, choice: 0 }, false),
+            (SeqOp::End { seq: SeqId(2) }, true),
+        ] {
+            let mut all = DrawnTokens::default();
+            all.add([node.clone()].into_iter(), |_| vec![7, 8]);
+            all.changed(&op);
+            assert_eq!(all.at(seq, &[7, 8, 4]).is_some(), stays, "{op:?}");
+        }
     }
 }

@@ -105,6 +105,8 @@ pub struct Generation {
     pub choices: Vec<ChoiceState>,
     /// Nanoseconds spent choosing tokens.
     pub sample_ns: u64,
+    /// Whether a token was chosen by residual sampling: the choices are not plain decoding's.
+    pub residual: bool,
 }
 
 impl Generation {
@@ -121,7 +123,7 @@ impl Generation {
             constraint: params.grammar.as_ref().map(Constraint::new),
         };
         let choices = vec![fresh; params.choices as usize];
-        Self { params, choices, sample_ns: 0 }
+        Self { params, choices, sample_ns: 0, residual: false }
     }
 }
 

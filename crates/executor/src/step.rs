@@ -528,6 +528,7 @@ impl<B: Backend> Executor<B> {
                 match &draw.result {
                     Ok(sampled) => {
                         let logprobs = position_logprobs(draw, &worker.top);
+                        generation.residual |= draw.residual;
                         seq.tokens.push(sampled.token);
                         choice.push(&generation.params, sampled.token, logprobs);
                         outcome.tokens.push(sampled.token);

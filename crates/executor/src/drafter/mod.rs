@@ -5,6 +5,7 @@
 //! scheduler's business, and whatever it says, outputs are what they would be without it. One file
 //! or folder a drafter.
 
+mod best_first;
 pub mod lookup;
 pub mod model;
 pub mod store;

@@ -3,16 +3,21 @@
 //!
 //! Answers enter when they end, with the end of their prompt before them. They are found by their
 //! last few tokens, through chains of earlier places of the same hash (as in LZ77); of the newest
-//! places the one with the longest match counts. A tenant's answers are never looked at for
-//! another: neither tokens nor time tell of them. Memory is bounded: a tenant's oldest answers are
-//! written over, and tenants that have not been seen for longest are forgotten.
+//! places the one with the longest match counts, and where others went on differently the draft has
+//! branches. A tenant's answers are never looked at for another: neither tokens nor time tell of
+//! them. Memory is bounded: a tenant's oldest answers are written over, and tenants that have not been
+//! seen for longest are forgotten.
 
 use std::collections::BTreeMap;
 
 use dunlin_kvcache::TenantId;
 use dunlin_scheduler::{CONFIDENCE_ONE, DraftNode, DrafterKind, Proposal};
 
-use super::{Wanted, lookup::confidence};
+use super::{
+    Wanted,
+    best_first::{BestFirst, Offer},
+    lookup::confidence,
+};
 
 /// Tokens by which a place is found.
 const KEY: usize = 4;
@@ -119,16 +124,16 @@ impl StoreDrafter {
         }
         let own = self.tenants.get(&tenant).map(|known| &known.texts);
         let found = [own, self.corpus.as_ref()].into_iter().flatten().filter_map(|texts| {
-            let (at, len) = texts.find(wanted.tokens)?;
-            Some((texts, at, len))
+            let places = texts.find(wanted.tokens);
+            Some((places.first()?.len, texts, places))
         });
         // Of equals the tenant's own.
-        let (texts, at, len) =
-            found.reduce(|best, other| if other.2 > best.2 { other } else { best })?;
+        let (len, texts, places) =
+            found.reduce(|best, other| if other.0 > best.0 { other } else { best })?;
         if len <= longer_than {
             return None;
         }
-        let nodes = texts.draft(at, len, wanted);
+        let nodes = texts.draft(places, wanted);
         (!nodes.is_empty()).then_some(Proposal {
             seq: wanted.seq,
             drafter: DrafterKind::Store,
@@ -140,6 +145,15 @@ impl StoreDrafter {
 /// The largest power of two that is no more than `n`, which is not 0.
 fn largest_power(n: usize) -> usize {
     1 << n.ilog2()
+}
+
+/// A place that the last tokens of a sequence stand before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    /// Tokens added before it, but for wrapping.
+    at: u32,
+    /// Tokens that match.
+    len: usize,
 }
 
 /// Texts one after the other in a ring, and where to find what follows any few tokens of them.
@@ -228,20 +242,20 @@ impl Texts {
         (1..=most).take_while(|&back| self.before(at, back) == tokens[tokens.len() - back]).count()
     }
 
-    /// The place of these tokens, the most of the last of them that there is: behind them, and how
-    /// many they are. Of equals the newest.
-    fn find(&self, tokens: &[u32]) -> Option<(u32, usize)> {
-        let key: [u32; KEY] = tokens.last_chunk().copied()?;
+    /// Places of these tokens, as many of the last of them as there are: the longest match first, of
+    /// equals the newest.
+    fn find(&self, tokens: &[u32]) -> Vec<Place> {
+        let mut places = Vec::new();
+        let Some(&key) = tokens.last_chunk() else { return places };
         let mut at = self.first[self.slot(key)];
-        let mut best: Option<(u32, usize)> = None;
         for _ in 0..LOOK {
             // What was written over since is no place any more.
             if at == 0 || self.held_before(at) < KEY || at == self.head {
                 break;
             }
             let len = self.matches(at, tokens);
-            if len >= KEY && best.is_none_or(|(_, most)| len > most) {
-                best = Some((at, len));
+            if len >= KEY {
+                places.push(Place { at, len });
             }
             let next = self.earlier[at as usize & (self.ring.len() - 1)];
             // Chains lead back.
@@ -250,28 +264,60 @@ impl Texts {
             }
             at = next;
         }
-        best
+        places.sort_by_key(|place| std::cmp::Reverse(place.len));
+        places
     }
 
-    /// What follows a place, as a draft after a match of so many tokens.
-    fn draft(&self, at: u32, len: usize, wanted: &Wanted<'_>) -> Vec<DraftNode> {
-        let mut nodes = Vec::new();
+    /// What follows a place, and the place behind it; none at the end of a text.
+    fn follow(&self, place: Place) -> Option<(u32, Place)> {
+        let at = place.at.wrapping_add(1);
+        let token = (place.at != self.head).then(|| self.before(at, 1));
+        token
+            .filter(|&token| token != BORDER)
+            .map(|token| (token, Place { at, len: place.len + 1 }))
+    }
+
+    /// What follows these places, the longest match first, as a draft.
+    fn draft(&self, places: Vec<Place>, wanted: &Wanted<'_>) -> Vec<DraftNode> {
         let stop = STOP_BELOW.max(f64::from(wanted.stop_below) / f64::from(CONFIDENCE_ONE));
-        let mut all = 1.0;
-        let follow = self.head.wrapping_sub(at) as usize;
-        for i in 0..follow.min(wanted.nodes) {
-            let token = self.before(at.wrapping_add(i as u32 + 1), 1);
-            let sure = confidence(len + i, 1);
-            all *= sure;
-            if token == BORDER || all < stop {
-                break;
+        let mut tree = BestFirst::new(DrafterKind::Store, wanted.nodes, wanted.branches);
+        let offer = |tree: &mut BestFirst<_>, parent, places: &[Place], before: f64| {
+            for (token, sure, place) in self.followers(places) {
+                let all = before * sure;
+                if all >= stop {
+                    tree.offer(Offer { parent, token, sure, all, place: (place, all) });
+                }
             }
-            let parent = i.checked_sub(1).map_or(DraftNode::ROOT, |p| p as u32);
-            let confidence = (sure * f64::from(CONFIDENCE_ONE)) as u32;
-            let drafter = DrafterKind::Store;
-            nodes.push(DraftNode { token, parent, confidence, drafter });
+        };
+        offer(&mut tree, DraftNode::ROOT, &places, 1.0);
+        while let Some(at) = tree.grow() {
+            let (places, all) = tree.place(at).clone();
+            offer(&mut tree, at, &places, all);
         }
-        nodes
+        tree.into_nodes()
+    }
+
+    /// The tokens that follow these places, the longest match first, with their probabilities and the
+    /// places behind each. Those of shorter matches share what longer ones leave.
+    fn followers(&self, places: &[Place]) -> Vec<(u32, f64, Vec<Place>)> {
+        let mut all: Vec<(u32, f64, Vec<Place>)> = Vec::new();
+        for (token, place) in places.iter().filter_map(|&place| self.follow(place)) {
+            match all.iter_mut().find(|known| known.0 == token) {
+                Some(known) => known.2.push(place),
+                None => all.push((token, 0.0, vec![place])),
+            }
+        }
+        let mut left = 1.0;
+        for same in all.chunk_by_mut(|a, b| a.2[0].len == b.2[0].len) {
+            // The newest of them first.
+            let (ways, sure) = (same.len() as f64, confidence(same[0].2[0].len - 1, 1));
+            for (rank, known) in (0..).zip(same) {
+                let share = 2.0 * (ways - f64::from(rank)) / (ways * (ways + 1.0));
+                known.1 = left * sure * share;
+            }
+            left *= 1.0 - sure;
+        }
+        all
     }
 }
 
@@ -285,21 +331,26 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    fn propose(store: &mut StoreDrafter, tenant: TenantId, tokens: &[u32]) -> Vec<u32> {
-        let sampling = SamplingParams::greedy();
-        let wanted = Wanted {
+    fn wanted<'a>(tokens: &'a [u32], branches: usize, sampling: &'a SamplingParams) -> Wanted<'a> {
+        Wanted {
             seq: SeqId(7),
             tokens,
             nodes: 6,
             depth: 6,
-            branches: 1,
+            branches,
             stop_below: 0,
             context: usize::MAX,
-            sampling: &sampling,
+            sampling,
             prompt_len: 0,
             choice: 0,
             draws: false,
-        };
+        }
+    }
+
+    /// A draft without branches.
+    fn propose(store: &mut StoreDrafter, tenant: TenantId, tokens: &[u32]) -> Vec<u32> {
+        let sampling = SamplingParams::greedy();
+        let wanted = wanted(tokens, 1, &sampling);
         let Some(proposal) = store.propose(tenant, &wanted, 0) else { return Vec::new() };
         assert_eq!((proposal.seq, proposal.drafter), (SeqId(7), DrafterKind::Store));
         for (node, i) in proposal.nodes.iter().zip(0u32..) {
@@ -307,6 +358,45 @@ mod tests {
             assert!(node.confidence <= CONFIDENCE_ONE);
         }
         proposal.nodes.iter().map(|n| n.token).collect()
+    }
+
+    /// The tokens from the root to each node.
+    fn paths(nodes: &[DraftNode]) -> Vec<Vec<u32>> {
+        let mut paths: Vec<Vec<u32>> = Vec::new();
+        for node in nodes {
+            let before = paths.get(node.parent as usize).cloned().unwrap_or_default();
+            paths.push([before, vec![node.token]].concat());
+        }
+        paths
+    }
+
+    #[test]
+    fn where_answers_went_on_differently_there_are_branches() {
+        let mut store = StoreDrafter::new(SMALLEST);
+        for answer in [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8], [1, 2, 3, 4, 7, 9]] {
+            store.remember(A, &answer, 0);
+        }
+        store.remember(A, &[0, 1, 2, 3, 4, 10], 0);
+        let sampling = SamplingParams::greedy();
+        let mut nodes = |tokens: &[u32], branches| {
+            store.propose(A, &wanted(tokens, branches, &sampling), 0).unwrap().nodes
+        };
+        let tree = nodes(&[1, 2, 3, 4], 8);
+        let found = paths(&tree);
+        // The newest first of each place's; the longer match first of all.
+        assert_eq!(found[0], [10]);
+        for path in [&[7][..], &[7, 9], &[7, 8], &[5], &[5, 6]] {
+            assert!(found.iter().any(|found| found == path), "{path:?} of {found:?}");
+        }
+        for parent in (0..found.len() as u32).chain([DraftNode::ROOT]) {
+            let children = tree.iter().filter(|node| node.parent == parent);
+            let all: u64 = children.map(|node| u64::from(node.confidence)).sum();
+            assert!(all <= u64::from(CONFIDENCE_ONE));
+        }
+        let longer = nodes(&[0, 1, 2, 3, 4], 8);
+        assert_eq!(paths(&longer)[0], [10]);
+        assert!(longer[0].confidence > tree[0].confidence, "others match less");
+        assert_eq!(paths(&nodes(&[1, 2, 3, 4, 7], 1)), [vec![9]]);
     }
 
     #[test]
@@ -384,10 +474,18 @@ mod tests {
                 assert!(all.ends_with(&texts.all().collect::<Vec<_>>()), "seed {seed}");
                 let tail: Vec<u32> = (0..8).map(|_| random.next_below(3) as u32).collect();
                 let held = &all[all.len().saturating_sub(64)..];
-                if let Some((at, len)) = texts.find(&tail) {
+                for Place { at, len } in texts.find(&tail) {
                     let place = held.len() - texts.head.wrapping_sub(at) as usize;
                     assert!(len >= KEY && place < held.len(), "seed {seed}");
                     assert_eq!(held[place - len..place], tail[8 - len..], "seed {seed}");
+                }
+                let sampling = SamplingParams::greedy();
+                let tree = texts.draft(texts.find(&tail), &wanted(&tail, 3, &sampling));
+                assert!(tree.len() <= 6);
+                for path in paths(&tree) {
+                    let text = [&tail[8 - KEY..], &path].concat();
+                    let there = held.windows(text.len()).any(|window| window == text);
+                    assert!(there, "seed {seed}: {path:?} after {tail:?}");
                 }
             }
         }

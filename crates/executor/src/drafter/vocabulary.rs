@@ -82,6 +82,15 @@ impl VocabularyMap {
         Ok(Self { to_draft, from_draft, same: 0 })
     }
 
+    /// The map of two vocabularies of which each token of the draft model's has this one, no two the
+    /// same.
+    #[cfg(test)]
+    pub(super) fn of_names(from_draft: Vec<Option<u32>>, vocab_size: u32) -> Self {
+        let id = |token| from_draft.iter().position(|&name| name == Some(token));
+        let to_draft = (0..vocab_size).map(|t| id(t).into_iter().map(|id| id as u32).collect());
+        Self { to_draft: to_draft.collect(), from_draft, same: 0 }
+    }
+
     /// Whether a token of the one is the same of the other.
     pub fn is_identity(&self) -> bool {
         self.to_draft.is_empty()

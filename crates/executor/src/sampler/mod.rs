@@ -31,6 +31,8 @@ mod truncate;
 pub use choices::Choice;
 pub use params::{ParamError, SamplingParams};
 pub use residual::Drawn;
+#[cfg(test)]
+pub(crate) use residual::{Weight, law};
 
 use std::cmp::Reverse;
 

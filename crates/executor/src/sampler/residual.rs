@@ -41,6 +41,14 @@ pub struct Drawn {
 }
 
 impl Drawn {
+    /// The same in other tokens, each of which has one of its own.
+    pub(crate) fn renamed(mut self, name: impl Fn(u32) -> u32) -> Self {
+        self.token = name(self.token);
+        self.from.iter_mut().for_each(|w| w.0 = name(w.0));
+        self.from.sort_unstable_by_key(|w| w.0);
+        self
+    }
+
     fn probability(&self, token: u32) -> f64 {
         self.from.binary_search_by_key(&token, |w| w.0).map_or(0.0, |at| self.from[at].1)
     }
@@ -121,8 +129,8 @@ impl Sampler {
         Ok(Sampled { token, logprob })
     }
 
-    /// Tokens to propose at a place, `count` at most: the best, and a last one that is drawn from what
-    /// is left, if anything is.
+    /// Tokens to propose at a place, `count` at most, of those that are `sayable`: the best, and a last
+    /// one that is drawn from what is left, if anything is.
     ///
     /// # Errors
     /// As [`Sampler::sample`].
@@ -132,6 +140,7 @@ impl Sampler {
         place: SamplePlace<'_>,
         logits: &mut [f32],
         count: usize,
+        sayable: impl Fn(u32) -> bool,
         to: &mut Vec<Choice>,
     ) -> Result<Option<Drawn>, SampleError> {
         to.clear();
@@ -140,6 +149,7 @@ impl Sampler {
         self.edited(params, place, logits, None, |sampler, logits| {
             sampler.probabilities(params, logits, &mut weights);
         });
+        weights.retain(|w| sayable(w.0));
         weights.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let best = count.saturating_sub(1).min(weights.len());
         to.extend(weights[..best].iter().map(|&(token, sure)| Choice { token, sure }));
@@ -178,6 +188,17 @@ impl Sampler {
         let total: f64 = to.iter().map(|w| w.1).sum();
         to.iter_mut().for_each(|w| w.1 /= total);
     }
+}
+
+/// The distribution of [`verify`]: `p[i]` is of token `i`.
+#[cfg(test)]
+pub(crate) fn law(p: &[Weight], drawn: &Drawn) -> Vec<f64> {
+    let taken = acceptance(p, drawn);
+    let left: f64 = residual(p, drawn).map(|w| w.1).sum();
+    let refused = |of: f64| if taken < 1.0 { (1.0 - taken) * of / left } else { 0.0 };
+    let mut out: Vec<f64> = residual(p, drawn).map(|w| refused(w.1)).collect();
+    out[drawn.token as usize] += taken;
+    out
 }
 
 #[cfg(test)]
@@ -223,14 +244,9 @@ mod tests {
                 continue;
             }
             let mut out = vec![0.0; size as usize];
-            for &(token, drawn_with) in &from {
-                let drawn = Drawn { token, from: from.clone() };
-                let taken = if drawn_with > 0.0 { acceptance(&p, &drawn) } else { continue };
-                out[token as usize] += drawn_with * taken;
-                let left: f64 = residual(&p, &drawn).map(|w| w.1).sum();
-                for (token, of) in residual(&p, &drawn).filter(|_| taken < 1.0) {
-                    out[token as usize] += drawn_with * (1.0 - taken) * of / left;
-                }
+            for &(token, drawn_with) in from.iter().filter(|w| w.1 > 0.0) {
+                let law = law(&p, &Drawn { token, from: from.clone() });
+                out.iter_mut().zip(law).for_each(|(out, law)| *out += drawn_with * law);
             }
             for (&(token, wanted), found) in p.iter().zip(&out) {
                 assert!((wanted - found).abs() < 1e-12, "seed {seed}, token {token}");
@@ -356,7 +372,7 @@ mod tests {
             sampler.probabilities(&params, &model, &mut p);
             // The drafter's distribution is looked at once; its draws have the seeds' noise.
             let mut drawn = sampler
-                .draw_proposals(&params, place, &mut draft, count, &mut choices)
+                .draw_proposals(&params, place, &mut draft, count, |_| true, &mut choices)
                 .unwrap()
                 .unwrap();
             let mut counts = vec![0u32; VOCAB];
@@ -375,7 +391,7 @@ mod tests {
             for seed in 0..20 {
                 let params = SamplingParams { seed, ..params.clone() };
                 let drawn = sampler
-                    .draw_proposals(&params, place, &mut draft, count, &mut choices)
+                    .draw_proposals(&params, place, &mut draft, count, |_| true, &mut choices)
                     .unwrap()
                     .unwrap();
                 assert!(choices.len() <= count && choices.iter().any(|c| c.token == drawn.token));

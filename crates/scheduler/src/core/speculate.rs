@@ -11,9 +11,10 @@ use crate::{
         acceptance::{Acceptance, OwnAcceptance},
         budget::{self, Batch, Node},
         columns::ColumnCost,
-        drafting::{self, DraftCost, Question},
+        drafting::{self, Asked, DraftCost, Question},
         ledger::Credit,
         tree::{self, TreeLayout},
+        widths::Widths,
     },
 };
 
@@ -40,6 +41,7 @@ pub(super) struct Speculation {
     pub(super) on: bool,
     columns: ColumnCost,
     acceptance: Acceptance,
+    widths: Widths,
     costs: [DraftCost; DrafterKind::ALL.len()],
     /// Output tokens of a request, a fading mean.
     output: Option<f64>,
@@ -80,6 +82,8 @@ pub(super) struct Drafts {
     /// The tokens that it has seen: from this one, up to this one.
     start: u32,
     fed: u32,
+    /// Of these, those that the draft step in flight shows it first.
+    new: u32,
 }
 
 impl Drafts {
@@ -164,9 +168,6 @@ impl Speculation {
         stats.passes += u64::from(work.passes);
     }
 }
-
-/// A sequence that asks for a draft, by its place among them, and its rates by depth.
-type Asked = (usize, Vec<f64>);
 
 impl Core {
     /// What came of drafts so far.
@@ -270,7 +271,9 @@ impl Core {
         let drafts = seq.drafts.get_or_insert_default();
         if drafts.is_behind(tokens, wanted.context) {
             drafts.start = tokens - wanted.context.min(tokens);
+            drafts.fed = drafts.start;
         }
+        drafts.new = tokens - drafts.fed;
         (drafts.asked_at, drafts.fed) = (tokens, tokens);
     }
 
@@ -356,8 +359,8 @@ impl Core {
             let mut without = gains.clone();
             parts.iter().for_each(|&part| without[part] = 1.0);
             let kept = chosen.iter().filter(|n| !parts.contains(&(n.part as usize))).count();
-            let asked: Vec<(usize, Vec<f64>)> =
-                parts.iter().map(|&part| (part, self.rates(slots[part], kind))).collect();
+            let asked: Vec<Asked> =
+                parts.iter().map(|&part| self.asked(part, slots[part], kind)).collect();
             let Some((answer, contexts)) =
                 self.consider(kind, slots, batch, (&without, kept, &asked), rate)
             else {
@@ -373,7 +376,7 @@ impl Core {
                         drafter: kind,
                         nodes: self.most_nodes(slot),
                         // A draft of which all is nearly sure may be longer than the average one.
-                        depth: self.most_nodes(slot).min(2 * answer.nodes as u32 + 2),
+                        depth: self.most_nodes(slot).min(2 * answer.depth as u32 + 2),
                         branches: self.seqs[slot].max_branches,
                         stop_below: (answer.stop_below * f64::from(crate::CONFIDENCE_ONE)) as u32,
                         context,
@@ -385,12 +388,20 @@ impl Core {
         false
     }
 
-    /// Rates of acceptance by depth that are expected of a drafter's next draft.
-    fn rates(&self, slot: u32, kind: DrafterKind) -> Vec<f64> {
+    /// What is expected of a drafter's next draft.
+    fn asked(&self, part: usize, slot: u32, kind: DrafterKind) -> Asked {
         let none = OwnAcceptance::default();
         let own = self.seqs[slot].drafts.as_ref().map_or(&none, |d| &d.own);
         let most = self.most_nodes(slot).min(16) as usize;
-        (0..most).map(|d| self.speculation.acceptance.at_depth(own, kind, d)).collect()
+        let Speculation { acceptance, widths, .. } = &self.speculation;
+        let branching = self.seqs[slot].max_branches > 1;
+        let width = |depth| if branching { widths.at_depth(kind, depth) } else { 1.0 };
+        Asked {
+            part,
+            rates: (0..most).map(|depth| acceptance.at_depth(own, kind, depth)).collect(),
+            widths: (0..most).map(width).collect(),
+            branching,
+        }
     }
 
     /// What asking a drafter would bring, and how far it is to look back for each sequence.
@@ -408,9 +419,9 @@ impl Core {
             |nodes: usize| self.speculation.verify_us(columns + nodes as u64, batch.plain_us);
         // What the drafter has not seen of sequences that it is asked for again and again is little.
         let seen = |part: usize| self.seqs[slots[part]].drafts.as_ref().map_or(0, |d| d.fed);
-        let new = |&(part, _): &(usize, Vec<f64>)| match seen(part) {
+        let new = |of: &Asked| match seen(of.part) {
             0 => 0,
-            fed => self.seqs[slots[part]].tokens.len() as u32 - fed,
+            fed => self.seqs[slots[of.part]].tokens.len() as u32 - fed,
         };
         let behind = asked.iter().map(|of| new(of).min(USUAL_GAP)).sum();
         let question = Question { batch, asked, gains, nodes, rate, behind };
@@ -424,7 +435,7 @@ impl Core {
         let mut contexts = Vec::with_capacity(asked.len());
         let (mut invested_us, mut lent_us) = (0.0, 0.0f64);
         for of in asked {
-            let part = of.0;
+            let part = of.part;
             let slot = slots[part];
             let tokens = self.seqs[slot].tokens.len() as u32;
             let plain_us = self.tokens_left(slot) * batch.plain_us;
@@ -506,6 +517,9 @@ impl Core {
         for node in nodes {
             stats.of_mut(node.drafter).verified += 1;
         }
+        if let Some(kind) = drafts.drafter.filter(|_| seq.max_branches > 1) {
+            self.speculation.widths.see(kind, nodes);
+        }
     }
 
     /// A sequence gained these tokens in a step that verified what it had of a draft; `whole` says
@@ -582,6 +596,7 @@ impl Core {
     ) {
         let Some(first) = wanted.first() else { return };
         self.speculation.learn_draft(first.drafter, outcome.work, outcome.duration_ns);
+        self.learn_passes(wanted, outcome.work);
         let us = outcome.duration_ns as f64 / 1e3;
         for i in 0..self.running.len() {
             let slot = self.running[i];
@@ -605,6 +620,20 @@ impl Core {
                 self.ended_in_flight(now, slot, fx);
             }
         }
+    }
+
+    /// Takes note of how many tokens the passes of a draft step had, where all its sequences are of one
+    /// kind.
+    fn learn_passes(&mut self, wanted: &[DraftWanted], work: crate::DraftWork) {
+        let branching = wanted[0].branches > 1;
+        if wanted.iter().any(|w| (w.branches > 1) != branching) {
+            return;
+        }
+        let new = |w: &DraftWanted| self.seqs[w.seq.0].drafts.as_ref().map_or(0, |d| d.new);
+        let first = wanted.iter().map(new).sum();
+        let sequences = wanted.len() as u32;
+        let cost = &mut self.speculation.costs[wanted[0].drafter.index()];
+        cost.learn_passes(branching, (sequences, work.passes), (work.tokens, first));
     }
 
     /// Notes a draft for the next step; one that no longer fits is dropped.

@@ -15,12 +15,18 @@ const MARGIN: f64 = 1.02;
 /// What a token costs that a drafter catches up on, of what a pass costs, until it is measured.
 const FIRST_TOKEN_SHARE: f64 = 0.12;
 
+/// What is left of the weight of a drafter's step a step later, where its passes are counted.
+const KEEP: f64 = 0.95;
+
 /// What a drafter's steps cost, learned.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DraftCost {
     fit: Fit<2>,
     /// Of a step of the model, what a pass costs at first.
     pub(crate) first_share: f64,
+    /// Passes after the first, of each sequence of a step, and tokens in them; fading. Drafts that have
+    /// branches apart from those that have none.
+    passes: [(f64, f64); 2],
 }
 
 impl DraftCost {
@@ -35,6 +41,26 @@ impl DraftCost {
             }
         }
         self.fit.learn([f64::from(passes), f64::from(tokens)], us);
+    }
+
+    /// Takes note of how many tokens passes have: a step of `passes` for `sequences` sequences had
+    /// `tokens`, of which `first` were the sequences' own.
+    pub(crate) fn learn_passes(
+        &mut self,
+        branching: bool,
+        (sequences, passes): (u32, u32),
+        (tokens, first): (u32, u32),
+    ) {
+        let (all, of) = &mut self.passes[usize::from(branching)];
+        *all = *all * KEEP + f64::from(sequences * passes.saturating_sub(1));
+        *of = *of * KEEP + f64::from(tokens.saturating_sub(first));
+    }
+
+    /// Tokens of a sequence in a pass after the first: fewer than one where drafts end before others do,
+    /// more where several nodes of a tree are computed side by side.
+    fn tokens_a_pass(&self, branching: bool) -> f64 {
+        let (passes, tokens) = self.passes[usize::from(branching)];
+        (1.0 + tokens) / (1.0 + passes)
     }
 
     /// Microseconds of a step of so many passes, with so many tokens in all of them; `step_us` is
@@ -52,13 +78,25 @@ impl DraftCost {
     }
 }
 
+/// A sequence that would be drafted for.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    /// Its index among the batch's parts.
+    pub(crate) part: usize,
+    /// By depth, the probability that a node is accepted where those before it are.
+    pub(crate) rates: Vec<f64>,
+    /// By depth, the nodes of a draft that are verified: 1 at each for a chain.
+    pub(crate) widths: Vec<f64>,
+    /// Whether its draft may have branches.
+    pub(crate) branching: bool,
+}
+
 /// What is known of the batch before a drafter is asked.
 pub(crate) struct Question<'a> {
     /// All sequences that decode.
     pub(crate) batch: &'a Batch<'a>,
-    /// Those that would be asked for, as indices of the batch's parts, each with the probability by
-    /// depth that a node is accepted where those before it are.
-    pub(crate) asked: &'a [(usize, Vec<f64>)],
+    /// Those that would be asked for.
+    pub(crate) asked: &'a [Asked],
     /// Tokens that those not asked for are expected to gain, by part, and nodes of theirs that are
     /// verified for it.
     pub(crate) gains: &'a [f64],
@@ -73,8 +111,8 @@ pub(crate) struct Question<'a> {
 /// The answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Plan {
-    /// Nodes for each.
-    pub(crate) nodes: usize,
+    /// Nodes of each one's longest path.
+    pub(crate) depth: usize,
     /// Tokens a microsecond that come of it, on average.
     pub(crate) rate: f64,
     /// The probability below which a draft ends.
@@ -89,31 +127,39 @@ pub(crate) fn length(
     verify: impl Fn(usize) -> f64,
 ) -> Option<Plan> {
     let Question { batch, asked, .. } = question;
-    let count = asked.len();
-    let most = asked.iter().map(|(_, rates)| rates.len()).max()?;
+    let most = asked.iter().map(|of| of.rates.len()).max()?;
     let mut gains = question.gains.to_vec();
-    let mut reached = vec![1.0; count];
+    let mut reached = vec![1.0; asked.len()];
     let mut best: Option<Plan> = None;
-    let draft = |k: usize| {
-        let tokens = (k * count) as f64 + f64::from(question.behind);
-        cost.us(k as f64, tokens, batch.plain_us)
+    // Tokens of a pass, the first of which has one of each sequence and what it is behind.
+    let (first, later) =
+        asked.iter().fold((f64::from(question.behind), 0.0), |(first, later), of| {
+            (first + 1.0, later + cost.tokens_a_pass(of.branching))
+        });
+    let draft = |k: usize| cost.us(k as f64, first + (k - 1) as f64 * later, batch.plain_us);
+    let width = |k: usize| -> f64 {
+        asked.iter().map(|of| of.widths.get(k - 1).copied().unwrap_or(0.0)).sum()
     };
+    let mut nodes = question.nodes as f64;
     for k in 1..=most {
-        for ((part, rates), reached) in asked.iter().zip(&mut reached) {
-            *reached *= rates.get(k - 1).copied().unwrap_or(0.0);
-            gains[*part] += *reached;
+        for (of, reached) in asked.iter().zip(&mut reached) {
+            *reached *= of.rates.get(k - 1).copied().unwrap_or(0.0);
+            gains[of.part] += *reached;
         }
-        let us = draft(k) + verify(question.nodes + k * count).max(batch.plain_us);
+        nodes += width(k);
+        let verify = |nodes: f64| verify(nodes.round() as usize).max(batch.plain_us);
+        let us = draft(k) + verify(nodes);
         let rate = gains.iter().sum::<f64>() / us;
         let allowed = |(credit, &gain): (&Credit, &f64)| {
             us <= credit.longest_us(gain, batch.plain_us, batch.slack)
         };
         let better = best.map_or(question.rate * MARGIN, |b| b.rate);
         if rate > better && batch.parts.iter().zip(&gains).all(allowed) {
-            let node_us = draft(k + 1) - draft(k) + verify(question.nodes + (k + 1) * count)
-                - verify(question.nodes + k * count);
-            let stop_below = (rate * node_us / count as f64).clamp(0.02, 0.9);
-            best = Some(Plan { nodes: k, rate, stop_below });
+            // A level more, or one more of the last where there is none.
+            let level = if k < most { width(k + 1) } else { width(k) }.max(1.0);
+            let level_us = draft(k + 1) - draft(k) + verify(nodes + level) - verify(nodes);
+            let stop_below = (rate * level_us / level).clamp(0.02, 0.9);
+            best = Some(Plan { depth: k, rate, stop_below });
         }
     }
     best
@@ -123,13 +169,14 @@ pub(crate) fn length(
 mod tests {
     use super::*;
 
-    fn question<'a>(
-        batch: &'a Batch<'a>,
-        asked: &'a [(usize, Vec<f64>)],
-        gains: &'a [f64],
-    ) -> Question<'a> {
+    fn question<'a>(batch: &'a Batch<'a>, asked: &'a [Asked], gains: &'a [f64]) -> Question<'a> {
         let rate = gains.iter().sum::<f64>() / batch.plain_us;
         Question { batch, asked, gains, nodes: 0, rate, behind: 0 }
+    }
+
+    fn chain(rate: f64, most: usize) -> Asked {
+        let (rates, widths) = (vec![rate; most], vec![1.0; most]);
+        Asked { part: 0, rates, widths, branching: false }
     }
 
     #[test]
@@ -138,7 +185,7 @@ mod tests {
             let mut rich = Credit::default();
             rich.lend(1e9);
             let batch = Batch { parts: &[rich], plain_us: 100.0, slack: 0.0 };
-            let asked = [(0, vec![rate; 12])];
+            let asked = [chain(rate, 12)];
             let cost = DraftCost { first_share: share, ..DraftCost::default() };
             let verify = |n: usize| 100.0 + 3.0 * n as f64;
             let plan = length(&question(&batch, &asked, &[1.0]), &cost, verify);
@@ -149,12 +196,45 @@ mod tests {
             let best = (1..=12).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap();
             if value(best) > MARGIN / 100.0 {
                 let plan = plan.unwrap();
-                assert_eq!(plan.nodes as i32, best, "{rate} {share}");
+                assert_eq!(plan.depth as i32, best, "{rate} {share}");
                 assert!((plan.rate - value(best)).abs() < 1e-12);
             } else {
                 assert_eq!(plan, None, "{rate} {share}");
             }
         }
+    }
+
+    #[test]
+    fn a_tree_costs_what_its_nodes_cost() {
+        // Passes of two tokens each, levels of `width` nodes, a cost for each of these: the best of all
+        // depths.
+        let mut shallower = 0;
+        for (rate, width, share) in [(0.9, 2.0, 0.2), (0.8, 3.0, 0.1), (0.7, 4.0, 0.05)] {
+            let mut rich = Credit::default();
+            rich.lend(1e9);
+            let batch = Batch { parts: &[rich], plain_us: 100.0, slack: 0.0 };
+            let mut cost = DraftCost { first_share: share, ..DraftCost::default() };
+            for _ in 0..400 {
+                cost.learn_passes(true, (1, 5), (1 + 4 * 2, 1));
+            }
+            assert!((cost.tokens_a_pass(true) - 2.0).abs() < 0.02);
+            assert_eq!(cost.tokens_a_pass(false), 1.0);
+            let verify = |n: usize| 100.0 + 6.0 * n as f64;
+            let asked = Asked { widths: vec![width; 12], branching: true, ..chain(rate, 12) };
+            let plan = length(&question(&batch, &[asked], &[1.0]), &cost, verify).unwrap();
+            let value = |k: i32| {
+                let tokens = (1.0 - rate.powi(k + 1)) / (1.0 - rate);
+                let later = f64::from(k - 1) * cost.tokens_a_pass(true);
+                let draft = cost.us(f64::from(k), 1.0 + later, 100.0);
+                tokens / (draft + verify(k as usize * width as usize))
+            };
+            let best = (1..=12).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap();
+            assert_eq!(plan.depth as i32, best, "{rate} {width}");
+            assert!((plan.rate - value(best)).abs() < 1e-12);
+            let narrow = length(&question(&batch, &[chain(rate, 12)], &[1.0]), &cost, verify);
+            shallower += usize::from(plan.depth < narrow.unwrap().depth);
+        }
+        assert_eq!(shallower, 3);
     }
 
     #[test]
@@ -173,7 +253,7 @@ mod tests {
     fn who_has_no_credit_waits_for_nobody() {
         let mut rich = Credit::default();
         rich.lend(1e9);
-        let asked = [(0, vec![0.95; 8])];
+        let asked = [chain(0.95, 8)];
         let cost = DraftCost { first_share: 0.1, ..DraftCost::default() };
         let verify = |n: usize| 100.0 + n as f64;
         let parts = [rich, Credit::default()];

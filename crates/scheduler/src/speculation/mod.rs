@@ -6,6 +6,7 @@
 //! - [`columns`]: what a step of so many tokens costs;
 //! - [`acceptance`]: how often a node of a draft is what the model chooses, by drafter and by the
 //!   drafter's own confidence, for all and for the sequence;
+//! - [`widths`]: how many nodes of a drafter's drafts are verified at each depth;
 //! - [`tree`]: how a draft is cut into branches, and what blocks these need;
 //! - [`budget`]: which nodes of all the drafts of a batch are worth verifying together;
 //! - [`ledger`]: how far each sequence is ahead of plain decoding, which is what it may risk;
@@ -22,6 +23,7 @@ pub(crate) mod drafting;
 pub(crate) mod ledger;
 mod stats;
 pub(crate) mod tree;
+pub(crate) mod widths;
 
 use std::{fmt, str::FromStr};
 

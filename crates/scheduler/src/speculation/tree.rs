@@ -56,8 +56,8 @@ pub(crate) fn depth(nodes: &[DraftNode]) -> u32 {
     depths(nodes).into_iter().max().unwrap_or(0)
 }
 
-/// Nodes from the root to each node.
-fn depths(nodes: &[DraftNode]) -> Vec<u32> {
+/// Nodes from the root to each node: 1 for those that follow it.
+pub(crate) fn depths(nodes: &[DraftNode]) -> Vec<u32> {
     let mut depths: Vec<u32> = Vec::with_capacity(nodes.len());
     for node in nodes {
         depths.push(match node.parent {

@@ -7,11 +7,10 @@
 //! draft model says) grows in the same way: the room that it leaves goes to whatever is most probable
 //! behind any of its nodes (prune, then graft: Graft, A006).
 
-use std::{cmp::Ordering, collections::BinaryHeap};
-
 use dunlin_scheduler::{CONFIDENCE_ONE, DraftNode, DrafterKind};
 
 use super::automaton::SuffixAutomaton;
+use crate::drafter::best_first::{BestFirst, Offer};
 
 /// Candidates at a place.
 const MOST_CANDIDATES: usize = 4;
@@ -47,71 +46,34 @@ struct Place {
     all: f64,
 }
 
-/// A node that may be added.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Candidate {
-    parent: u32,
-    token: u32,
-    sure: f64,
-    place: Place,
-    /// Candidates before it: among equals the first counts.
-    order: usize,
-}
-
-impl Eq for Candidate {}
-
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.place.all.total_cmp(&other.place.all).then(other.order.cmp(&self.order))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 /// A tree in the making.
 struct Growth<'a> {
     source: &'a Source<'a>,
-    nodes: Vec<DraftNode>,
-    /// Of each node.
-    places: Vec<Place>,
-    /// Whether it has a child.
-    goes_on: Vec<bool>,
-    branches: usize,
-    candidates: BinaryHeap<Candidate>,
-    order: usize,
+    tree: BestFirst<Place>,
 }
 
 /// The tree that begins with `nodes`, parents first, and has as many more as there is reason for.
 pub(super) fn grow(source: &Source<'_>, nodes: Vec<DraftNode>) -> Vec<DraftNode> {
     let Some(root) = root(source) else { return nodes };
-    let mut growth = Growth {
-        source,
-        nodes: Vec::new(),
-        places: Vec::new(),
-        goes_on: vec![false],
-        branches: 0,
-        candidates: BinaryHeap::new(),
-        order: 0,
-    };
+    let tree = BestFirst::new(DrafterKind::Lookup, source.nodes, source.branches);
+    let mut growth = Growth { source, tree };
     for node in nodes {
         let before = match node.parent {
             DraftNode::ROOT => root,
-            parent => growth.places[parent as usize],
+            parent => *growth.tree.place(parent),
         };
         let sure = f64::from(node.confidence) / f64::from(CONFIDENCE_ONE);
         let place = growth.after(node.parent, before, node.token, sure);
-        growth.add(node, place);
+        growth.tree.add(node, place);
     }
     growth.look_behind(DraftNode::ROOT, root);
-    for at in 0..growth.nodes.len() {
-        growth.look_behind(at as u32, growth.places[at]);
+    for at in 0..growth.tree.nodes().len() as u32 {
+        growth.look_behind(at, *growth.tree.place(at));
     }
-    growth.run();
-    growth.nodes
+    while let Some(at) = growth.tree.grow() {
+        growth.look_behind(at, *growth.tree.place(at));
+    }
+    growth.tree.into_nodes()
 }
 
 /// The place behind the sequence.
@@ -122,34 +84,6 @@ fn root(source: &Source<'_>) -> Option<Place> {
 }
 
 impl Growth<'_> {
-    fn run(&mut self) {
-        while self.nodes.len() < self.source.nodes
-            && let Some(best) = self.candidates.pop()
-        {
-            let first = !self.goes_on[child_slot(best.parent)];
-            if !first && self.branches >= self.source.branches {
-                continue;
-            }
-            let confidence = (best.sure * f64::from(CONFIDENCE_ONE)) as u32;
-            let Candidate { token, parent, place, .. } = best;
-            let drafter = DrafterKind::Lookup;
-            let at = self.add(DraftNode { token, parent, confidence, drafter }, place);
-            self.look_behind(at, place);
-        }
-    }
-
-    fn add(&mut self, node: DraftNode, place: Place) -> u32 {
-        let at = self.nodes.len() as u32;
-        let goes_on = &mut self.goes_on[child_slot(node.parent)];
-        // A first child goes on with its parent's branch; the root's first begins the first one.
-        self.branches += usize::from(*goes_on || node.parent == DraftNode::ROOT);
-        *goes_on = true;
-        self.goes_on.push(false);
-        self.nodes.push(node);
-        self.places.push(place);
-        at
-    }
-
     /// The token that an earlier occurrence has next.
     fn said(&self, node: u32, place: Place) -> Option<u32> {
         let next = place.next?;
@@ -159,8 +93,8 @@ impl Growth<'_> {
         let mut path = Vec::new();
         let mut at = node;
         while at != DraftNode::ROOT {
-            path.push(self.nodes[at as usize].token);
-            at = self.nodes[at as usize].parent;
+            path.push(self.tree.nodes()[at as usize].token);
+            at = self.tree.nodes()[at as usize].parent;
         }
         path.iter().rev().nth(beyond).copied()
     }
@@ -194,7 +128,7 @@ impl Growth<'_> {
     fn look_behind(&mut self, node: u32, place: Place) {
         let stop_below = STOP_BELOW.max(self.source.stop_below);
         let mut known: Vec<u32> =
-            self.nodes.iter().filter(|n| n.parent == node).map(|n| n.token).collect();
+            self.tree.nodes().iter().filter(|n| n.parent == node).map(|n| n.token).collect();
         let most = if self.source.branches > 1 { known.len() + MOST_CANDIDATES } else { 1 };
         let mut left = 1.0;
         let main = self.said(node, place);
@@ -223,9 +157,7 @@ impl Growth<'_> {
                 }
                 known.push(token);
                 let place = self.after(node, place, token, sure);
-                let (parent, order) = (node, self.order);
-                self.candidates.push(Candidate { parent, token, sure, place, order });
-                self.order += 1;
+                self.tree.offer(Offer { parent: node, token, sure, all: place.all, place });
             }
             left -= taken;
             let Some(shorter) = state.and_then(|state| automaton.shorter(state)) else { break };
@@ -235,11 +167,6 @@ impl Growth<'_> {
             (state, len) = (Some(shorter.0), shorter.1);
         }
     }
-}
-
-/// Where it stands whether a node has children; the root comes first.
-fn child_slot(node: u32) -> usize {
-    node.wrapping_add(1) as usize
 }
 
 /// How often what followed a match of this length follows again.

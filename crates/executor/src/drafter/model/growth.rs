@@ -345,9 +345,14 @@ impl<B: Backend> ModelDrafter<B> {
         let place =
             SamplePlace { tokens: &tokens, prompt_len: wanted.prompt_len, choice: wanted.choice };
         let count = wanted.branches.clamp(1, MOST_CHOICES);
-        let (sampling, choices) = (wanted.sampling, &mut self.choices);
-        if wanted.draws && sampling.temperature > 0.0 && self.vocabulary.is_identity() {
-            let drawn = self.sampler.draw_proposals(sampling, place, row, count, choices).ok()?;
+        let (sampling, choices, vocabulary) =
+            (wanted.sampling, &mut self.choices, &self.vocabulary);
+        if wanted.draws && sampling.temperature > 0.0 {
+            let name = |id| vocabulary.back(id);
+            let sayable = |id| name(id).is_some();
+            let drawn =
+                self.sampler.draw_proposals(sampling, place, row, count, sayable, choices).ok()?;
+            let drawn = drawn.map(|drawn| drawn.renamed(|id| name(id).expect("it is sayable")));
             let (length, path) = (wanted.tokens.len(), tokens[wanted.tokens.len()..].to_vec());
             let seq = wanted.seq;
             self.drawn.extend(drawn.map(|drawn| DrawnNode { seq, length, path, drawn }));

@@ -321,3 +321,39 @@ fn drawn_tokens_are_given_out_with_what_they_were_drawn_from() {
     drafter.take_drawn(&mut again);
     assert_eq!(drawn, again);
 }
+
+#[test]
+fn drawn_tokens_are_the_models_where_vocabularies_differ() {
+    const ALL: u32 = Toy::VOCAB as u32;
+    let sampling = SamplingParams::default();
+    let tokens = Toy::prompt(3, 7);
+    let draws = |vocabulary, tokens: &[u32]| {
+        let mut drafter = ModelDrafter::new(Toy::new(60, BLOCK, 16), vocabulary);
+        propose(
+            &mut drafter,
+            Wanted { branches: 2, depth: 3, draws: true, ..wanted(tokens, &sampling, 9) },
+        );
+        let mut drawn = Vec::new();
+        drafter.take_drawn(&mut drawn);
+        drawn
+    };
+    let name = |id: u32| ALL - 1 - id;
+    let own = draws(VocabularyMap::identity(ALL), &tokens);
+    let names: Vec<Option<u32>> = (0..ALL).map(|id| Some(name(id))).collect();
+    let named: Vec<u32> = tokens.iter().map(|&token| name(token)).collect();
+    let other = draws(VocabularyMap::of_names(names.clone(), ALL), &named);
+    assert!(own.len() > 1 && own.len() == other.len());
+    for (own, other) in own.iter().zip(&other) {
+        assert_eq!(other.path, own.path.iter().map(|&id| name(id)).collect::<Vec<_>>());
+        assert_eq!(other.drawn, own.drawn.clone().renamed(name));
+        assert!(other.drawn.from.is_sorted_by_key(|w| w.0));
+    }
+    // What cannot be said is not drawn.
+    let silent = own[0].drawn.token;
+    let mut names = names;
+    names[silent as usize] = None;
+    let without = draws(VocabularyMap::of_names(names, ALL), &named);
+    let drawn = &without[0].drawn;
+    assert!(drawn.from.iter().all(|w| w.0 != name(silent)) && drawn.token != name(silent));
+    assert!((drawn.from.iter().map(|w| w.1).sum::<f64>() - 1.0).abs() < 1e-12);
+}

@@ -30,7 +30,14 @@ impl Skewed {
         let mut choices = Vec::new();
         let drawn = self
             .sampler
-            .draw_proposals(wanted.sampling, place, &mut logits, wanted.branches, &mut choices)
+            .draw_proposals(
+                wanted.sampling,
+                place,
+                &mut logits,
+                wanted.branches,
+                |_| true,
+                &mut choices,
+            )
             .unwrap();
         (choices, drawn)
     }
@@ -100,6 +107,9 @@ fn law(prefix: &[u32]) -> Vec<f64> {
     weights.iter().map(|w| w / total).collect()
 }
 
+/// Sequences whose draft begins with an even token lose their KV, and what was drafted.
+const PREEMPTS: u64 = 4;
+
 /// Nodes that a controller keeps which looks at what was drawn: those with even tokens only, of any
 /// depth; all; none; or a beginning of the list that depends on the first token.
 fn cut(nodes: &[DraftNode], how: u64) -> Vec<DraftNode> {
@@ -125,7 +135,9 @@ fn cut(nodes: &[DraftNode], how: u64) -> Vec<DraftNode> {
 
 #[test]
 fn outputs_have_the_models_distribution_however_drafts_are_cut() {
-    for (how, branches) in [(0, 1), (0, 3), (1, 1), (1, 2), (2, 2), (3, 3)] {
+    for (how, branches) in
+        [(0, 1), (0, 3), (1, 1), (1, 2), (2, 2), (3, 3), (PREEMPTS, 1), (PREEMPTS, 2)]
+    {
         let mut driver = Driver::new(Toy::new(4000, BLOCK, 64), 1);
         let skewed = Skewed { sampler: Sampler::new(), drawn: Vec::new() };
         driver.executor.add_drafter(Box::new(skewed));
@@ -152,10 +164,20 @@ fn outputs_have_the_models_distribution_however_drafts_are_cut() {
                     context: u32::MAX,
                 }];
                 driver.run();
-                let draft = cut(&driver.outcome.proposals[0].nodes, how);
+                let proposed = &driver.outcome.proposals[0].nodes;
+                let mut draft = cut(proposed, how);
+                let mut tokens = 1;
+                if how == PREEMPTS && proposed[0].token % 2 == 0 {
+                    tokens = driver.executor.tokens(planned.seq).len();
+                    let kept =
+                        SeqOp::Truncate { seq: planned.seq, tokens: tokens as u32, blocks: 0 };
+                    driver.executor.apply(&kept);
+                    (planned.computed, planned.blocks) = (0, 0);
+                    draft.clear();
+                }
                 driver.plan.kind = StepKind::Run;
                 driver.plan.wanted.clear();
-                driver.add(&mut planned, 1, &draft);
+                driver.add(&mut planned, tokens, &draft);
                 let gained = driver.run().commits[0].tokens as usize;
                 planned.computed += gained - 1;
                 accepted += gained - 1;
