@@ -116,6 +116,7 @@ pub fn model(
             .map(|&(tenant, tokens)| (tenant, tokens.div_ceil(BLOCK_TOKENS as u64)))
             .collect(),
         draft_store_tokens: usize::try_from(settings.speculation.speculate_store)?,
+        energy_budget: settings.speculation.energy_budget(),
         ..EngineConfig::new(context)
     };
     let SpeculateArgs { speculate, speculate_max, speculate_branches, speculate_accept, .. } =

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 use dunlin_engine::{
-    DrafterKind, MAX_BRANCHES, MAX_DRAFT, Speculate,
+    DrafterKind, EnergyBudget, MAX_BRANCHES, MAX_DRAFT, Speculate,
     drafter::{DraftAcceptance, Drafter, VocabularyMap, model::ModelDrafter},
 };
 use dunlin_model::{CpuModel, LoadOptions, LoadedModel};
@@ -54,12 +54,29 @@ pub struct SpeculateArgs {
     /// nothing) or residual (answers of the same distribution, others than without drafts)
     #[arg(long, env = "DUNLIN_SPECULATE_ACCEPT", default_value = "coupled", value_name = "HOW")]
     pub speculate_accept: DraftAcceptance,
+
+    /// Joules that a token of an answer may take on average, draft tokens that were wrong included, as
+    /// far as speculation decides it: drafts are cut until it is kept. Joules are the processor's where
+    /// it tells them, and else modelled from time
+    #[arg(long, env = "DUNLIN_SPECULATE_JOULES", value_name = "J", value_parser = joules)]
+    pub speculate_joules: Option<f64>,
+}
+
+/// Reads a number of joules.
+pub fn joules(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|j| (1e-6..=1e6).contains(j));
+    found.ok_or_else(|| format!("{text:?} is no number of joules from 0.000001 to 1000000"))
 }
 
 /// The largest corpus: all of its tokens are indexed in memory.
 const MOST_CORPUS_BYTES: u64 = 64 << 20;
 
 impl SpeculateArgs {
+    /// The limit on energy, if there is one.
+    pub fn energy_budget(&self) -> Option<EnergyBudget> {
+        self.speculate_joules.map(|joules| EnergyBudget::new((joules * 1e6) as u64))
+    }
+
     /// Whether drafts may come from earlier answers or a corpus.
     pub fn has_store(&self) -> bool {
         self.speculate_store > 0 || self.speculate_corpus.is_some()
@@ -156,6 +173,14 @@ mod tests {
             let skipped = skipped_layers(layers);
             assert!(!skipped.contains(&0) && !skipped.contains(&(layers - 1)));
             assert!(skipped.len() * 2 <= layers);
+        }
+    }
+
+    #[test]
+    fn joules_are_positive_numbers() {
+        assert_eq!(joules("0.25"), Ok(0.25));
+        for bad in ["", "0", "-1", "nan", "inf", "1e9", "a"] {
+            assert!(joules(bad).is_err(), "{bad}");
         }
     }
 }

@@ -4,9 +4,10 @@ use std::{io, path::PathBuf};
 
 use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace, NamespaceKey, TenantId};
 use dunlin_scheduler::{
-    Chunking, ConfigError, CoreConfig, DraftControl, DrafterKind, SpeculationConfig, SwapCost,
-    policy::PolicyKind,
+    Chunking, ConfigError, CoreConfig, DraftControl, DrafterKind, EnergyBudget, Experts,
+    SpeculationConfig, SwapCost, policy::PolicyKind,
 };
+use dunlin_spec::{FfnSpec, ModelSpec};
 use dunlin_tensor::Backend;
 
 /// What the model is, as far as KV depends on it: requests share KV, and sessions are restored, only
@@ -69,6 +70,9 @@ pub struct EngineConfig {
     /// Tokens of ended answers that are kept, over all tenants, for drafts to come from (about 12
     /// bytes each). 0 keeps none.
     pub draft_store_tokens: usize,
+    /// What energy a token of an answer may take on average, by the engine's meter, before drafts are
+    /// cut for it; it has no effect where draft control is fixed.
+    pub energy_budget: Option<EnergyBudget>,
     /// Where the run is recorded.
     pub record: Option<PathBuf>,
 }
@@ -92,6 +96,7 @@ impl EngineConfig {
             budgets: Vec::new(),
             draft_control: DraftControl::default(),
             draft_store_tokens: 0,
+            energy_budget: None,
             record: None,
         }
     }
@@ -126,6 +131,8 @@ impl EngineConfig {
             speculation: SpeculationConfig {
                 control: self.draft_control,
                 drafters,
+                experts: experts(backend.spec()),
+                energy: self.energy_budget,
                 ..SpeculationConfig::default()
             },
             ..CoreConfig::new(cache, u32::try_from(step_tokens).unwrap_or(u32::MAX))
@@ -169,4 +176,20 @@ pub enum EngineError {
     /// The disk tier needs a backend that lets KV out.
     #[error("this backend's KV cannot leave it: there can be no disk tier")]
     NoExport,
+}
+
+/// A mixture's experts, as far as they make steps longer: what of the weights that a token meets is
+/// theirs. Where layers differ, those of the first that has any.
+fn experts(spec: &ModelSpec) -> Option<Experts> {
+    let mixtures = spec.layers.iter().filter_map(|layer| match &layer.ffn {
+        FfnSpec::Moe(mixture) => Some(mixture),
+        FfnSpec::Gated { .. } => None,
+    });
+    let met = mixtures.clone().map(|m| 3 * (m.n_used * m.d_ff * spec.d_model) as u64).sum::<u64>();
+    let first = mixtures.clone().next()?;
+    Some(Experts {
+        count: first.n_experts as u32,
+        used: first.n_used as u32,
+        permille: (met * 1000 / spec.matrix_weights_used().max(1)) as u32,
+    })
 }

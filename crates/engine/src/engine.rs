@@ -481,6 +481,7 @@ impl<B: Backend> Engine<B> {
         self.executor.run(plan, &mut outcome);
         outcome.duration_ns = nanoseconds(started);
         let microjoules = self.meter.end(outcome.duration_ns);
+        outcome.microjoules = microjoules;
         let entries = plan.entries.iter().map(|e| (e.seq, u64::from(e.tokens + e.draft)));
         let parts = entries.chain(plan.wanted.iter().map(|w| (w.seq, 1)));
         split(microjoules, parts.clone().map(|p| p.1), &mut self.shares);

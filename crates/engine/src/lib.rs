@@ -27,7 +27,8 @@ pub use bill::{Bill, SpeculationContract};
 pub use config::{DiskTierConfig, EngineConfig, EngineError, ModelIdentity};
 pub use dunlin_executor::{PositionLogprobs, drafter, text::TextOptions};
 pub use dunlin_scheduler::{
-    DraftControl, DrafterKind, DrafterStats, MAX_BRANCHES, MAX_DRAFT, Speculate, SpeculationStats,
+    DraftControl, DrafterKind, DrafterStats, EnergyBudget, MAX_BRANCHES, MAX_DRAFT, OUTPUTS,
+    Speculate, SpeculationStats,
 };
 pub use energy::{EnergySource, Joules};
 pub use engine::{Engine, EngineStats, Totals};

@@ -183,6 +183,8 @@ pub struct StepOutcome {
     pub duration_ns: u64,
     /// Bytes that it read and wrote, where the executor can tell.
     pub bytes: u64,
+    /// Microjoules that it took, measured or modelled; 0 where nobody can tell.
+    pub microjoules: u64,
     /// One for each entry of the plan's `samples`.
     pub commits: Vec<Commit>,
     /// The tokens of all commits, one after the other.

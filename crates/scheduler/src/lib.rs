@@ -52,5 +52,6 @@ pub use event::{
 };
 pub use speculation::{
     Branch, CONFIDENCE_ONE, DraftControl, DraftWanted, DraftWork, DrafterKind, DrafterStats,
-    POSITIONS, ParseSpeculateError, Speculate, SpeculationConfig, SpeculationStats, TreeLayout,
+    EnergyBudget, Experts, OUTPUTS, POSITIONS, ParseSpeculateError, Speculate, SpeculationConfig,
+    SpeculationStats, TreeLayout,
 };

@@ -71,6 +71,7 @@ fn settings(dice: &mut Dice) -> CoreConfig {
         control: dice.of(&[DraftControl::Adaptive, DraftControl::Fixed, DraftControl::Fixed]),
         drafters: dice.of(&[None, Some((DrafterKind::Model, 300))]).into_iter().collect(),
         slack_permille: dice.of(&[0, 20, 1000]),
+        ..SpeculationConfig::default()
     };
     config.swap = SwapCost { block_bytes: dice.of(&[0, 100, 1 << 20]), bytes_per_s: 1 << 30 };
     config.admission = dice.of(&[Admission::Headroom, Admission::Prompt]);

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use dunlin_kvcache::{CacheConfig, EvictionKind, Namespace};
 use dunlin_scheduler::{
     CONFIDENCE_ONE, Commit, CoreConfig, DraftControl, DraftNode, DraftWanted, DrafterKind, Effects,
-    Event, MAX_DRAFT, Proposal, SeqOp, Speculate, SpeculationConfig, StepKind, StepOutcome,
-    StepPlan, Submission, checker::CheckedCore,
+    EnergyBudget, Event, Experts, MAX_DRAFT, Proposal, SeqOp, Speculate, SpeculationConfig,
+    StepKind, StepOutcome, StepPlan, Submission, checker::CheckedCore,
 };
 use dunlin_units::{RequestId, SeedTree, SeqId, Stream, Time};
 
@@ -23,19 +23,40 @@ struct Machine {
     pass_token: f64,
     /// Of each step's time, up to this share more, at random.
     noise: f64,
+    /// Experts of which each column meets some, and what of `step` they take.
+    experts: Option<Experts>,
+    /// Microjoules of a step and of each column.
+    energy: (f64, f64),
 }
 
 /// A 1.5B model on two cores, and a draft model of a third of its size.
-const DENSE: Machine =
-    Machine { step: 22e3, column: 900.0, group: 9e3, pass: 8e3, pass_token: 900.0, noise: 0.02 };
+const DENSE: Machine = Machine {
+    step: 22e3,
+    column: 900.0,
+    group: 9e3,
+    pass: 8e3,
+    pass_token: 900.0,
+    noise: 0.02,
+    experts: None,
+    energy: (150e3, 60e3),
+};
 /// Columns cost nearly what steps do: compute is what limits.
 const COMPUTE_BOUND: Machine =
-    Machine { step: 4e3, column: 18e3, group: 0.0, pass: 7e3, pass_token: 5e3, noise: 0.02 };
+    Machine { step: 4e3, column: 18e3, group: 0.0, pass: 7e3, pass_token: 5e3, ..DENSE };
+/// A mixture of 64 experts, of which a token meets eight: nearly all that a step reads.
+const MIXTURE: Machine =
+    Machine { experts: Some(Experts { count: 64, used: 8, permille: 900 }), group: 0.0, ..DENSE };
 
 impl Machine {
     fn verify(&self, columns: u32) -> f64 {
         let groups = columns.saturating_sub(1) / 8;
-        self.step + self.column * f64::from(columns) + self.group * f64::from(groups)
+        let met = self.experts.map_or(0.0, |of| {
+            let share = f64::from(of.permille) / 1e3 * self.step;
+            // Tokens that follow each other meet experts that were met more often than chance has it.
+            let missed = 1.0 - 0.8 * f64::from(of.used) / f64::from(of.count);
+            share * ((1.0 - missed.powi(columns as i32)) / (1.0 - missed) - 1.0)
+        });
+        self.step + met + self.column * f64::from(columns) + self.group * f64::from(groups)
     }
 }
 
@@ -86,6 +107,8 @@ struct Run {
     seqs: BTreeMap<u32, (RequestId, u32)>,
     /// When a request got its first token and its last, and how many it got.
     times: BTreeMap<RequestId, (f64, f64, u32)>,
+    /// Microjoules of steps without prompts, and their tokens.
+    energy: (u64, u64),
 }
 
 fn token(request: RequestId, position: u32) -> u32 {
@@ -101,6 +124,17 @@ impl Run {
         control: DraftControl,
         seed: u64,
     ) -> Self {
+        Self::with_energy(machine, (lookup, model), control, None, seed)
+    }
+
+    /// The same with a limit on the energy a token.
+    fn with_energy(
+        machine: Machine,
+        (lookup, model): (Option<Skill>, Option<Skill>),
+        control: DraftControl,
+        energy: Option<EnergyBudget>,
+        seed: u64,
+    ) -> Self {
         let cache = CacheConfig {
             block_tokens: 16,
             block_count: 4096,
@@ -113,7 +147,9 @@ impl Run {
         let permille = (machine.pass / machine.verify(1) * 1e3) as u32;
         config.speculation = SpeculationConfig {
             control,
+            energy,
             drafters: model.map(|_| (DrafterKind::Model, permille)).into_iter().collect(),
+            experts: machine.experts,
             ..SpeculationConfig::default()
         };
         Self {
@@ -126,6 +162,7 @@ impl Run {
             now_us: 0.0,
             seqs: BTreeMap::new(),
             times: BTreeMap::new(),
+            energy: (0, 0),
         }
     }
 
@@ -186,6 +223,17 @@ impl Run {
         let us = us * (1.0 + self.machine.noise * self.unit());
         self.now_us += us;
         outcome.duration_ns = (us * 1e3) as u64;
+        let columns: u32 = plan.entries.iter().map(|e| e.tokens + e.draft).sum();
+        let (step, column) = self.machine.energy;
+        outcome.microjoules = if plan.kind == StepKind::Draft {
+            (us * step / self.machine.step) as u64
+        } else {
+            (step + column * f64::from(columns)) as u64
+        };
+        if plan.entries.iter().all(|e| e.tokens == 1) {
+            self.energy.0 += outcome.microjoules;
+            self.energy.1 += outcome.tokens.len() as u64;
+        }
         outcome
     }
 
@@ -310,7 +358,7 @@ fn nobody_is_slower_whoever_drafts() {
         ("branching", BRANCHING),
         ("bush", BUSH),
     ] {
-        for machine in [DENSE, COMPUTE_BOUND] {
+        for machine in [DENSE, COMPUTE_BOUND, MIXTURE] {
             for batch in [1, 2, 4, 8, 16] {
                 for (lookup, model) in
                     [(Some(skill), None), (None, Some(skill)), (Some(skill), Some(WRONG))]
@@ -394,5 +442,50 @@ fn lengths_are_nearly_as_good_as_the_best_in_hindsight() {
         let found = 1.0 / median(times);
         let best = best_fixed(lookup, model, 11).max(1.0 / DENSE.verify(1));
         assert!(found >= 0.85 * best, "{found} of {best}");
+    }
+}
+
+#[test]
+fn experts_that_are_known_of_make_the_first_drafts_no_longer_than_they_should_be() {
+    // Microseconds of the first answer, and of a later one.
+    let times = |experts| {
+        let machine = MIXTURE;
+        let skills = (Some(FAIR), None);
+        let told = Machine { experts, ..machine };
+        let mut run = Run::with_energy(told, skills, DraftControl::Adaptive, None, 3);
+        run.machine = machine;
+        let first = run.run(0, 1, Speculate::Auto, MAX_DRAFT)[0];
+        run.run(1, 6, Speculate::Auto, MAX_DRAFT);
+        (first, run.run(7, 1, Speculate::Auto, MAX_DRAFT)[0])
+    };
+    let (told, untold) = (times(MIXTURE.experts), times(None));
+    println!("first answer: told of experts {:.0} us a token, untold {:.0}", told.0, untold.0);
+    assert!(told.0 <= untold.0 * 1.005, "{told:?} {untold:?}");
+    // What is measured counts in the end.
+    assert!((told.1 / untold.1 - 1.0).abs() < 0.03, "{told:?} {untold:?}");
+}
+
+#[test]
+fn answers_keep_to_an_energy_budget_and_are_as_fast_as_it_allows() {
+    // Microjoules and microseconds a token.
+    let run = |budget: Option<u64>| {
+        let energy = budget.map(EnergyBudget::new);
+        let skills = (Some(FAIR), None);
+        let mut run = Run::with_energy(DENSE, skills, DraftControl::Adaptive, energy, 9);
+        let times: Vec<f64> =
+            (0..40).flat_map(|id| run.run(id, 1, Speculate::Auto, MAX_DRAFT)).collect();
+        (run.energy.0 as f64 / run.energy.1 as f64, median(times))
+    };
+    let (free, fastest) = run(None);
+    let mut before = fastest;
+    for share in [0.98, 0.95, 0.92] {
+        let budget = free * share;
+        let (energy, time) = run(Some(budget as u64));
+        println!(
+            "budget {budget:.0} uJ a token: {energy:.0}, {time:.0} us (without: {free:.0}, {fastest:.0})"
+        );
+        assert!(energy <= budget * 1.01, "{energy} of {budget}");
+        assert!(time >= before * 0.97);
+        before = time;
     }
 }

@@ -46,6 +46,10 @@ impl Core {
                 let StepShape { tokens, decodes, .. } = done.shape;
                 let us = outcome.duration_ns as f64 / 1e3;
                 self.speculation.learn_step(us, decodes, drafts, tokens - decodes);
+                if tokens == decodes {
+                    let gained = outcome.tokens.len() as u64;
+                    self.speculation.learn_energy(decodes, outcome.microjoules, gained);
+                }
             }
         }
         self.draft_done(now, &done.wanted, outcome, fx);

@@ -12,6 +12,7 @@ use crate::{
         budget::{self, Batch, Node},
         columns::ColumnCost,
         drafting::{self, Asked, DraftCost, Question},
+        energy::EnergyQueue,
         ledger::Credit,
         tree::{self, TreeLayout},
         widths::Widths,
@@ -42,6 +43,8 @@ pub(super) struct Speculation {
     columns: ColumnCost,
     acceptance: Acceptance,
     widths: Widths,
+    /// Where energy is limited.
+    energy: Option<EnergyQueue>,
     costs: [DraftCost; DrafterKind::ALL.len()],
     /// Output tokens of a request, a fading mean.
     output: Option<f64>,
@@ -107,7 +110,9 @@ impl Drafts {
 
 impl Speculation {
     pub(super) fn new(config: SpeculationConfig) -> Self {
-        let mut speculation = Self { config, ..Self::default() };
+        let columns = ColumnCost::new(config.experts);
+        let energy = config.energy.map(|budget| EnergyQueue::new(budget, config.experts));
+        let mut speculation = Self { config, columns, energy, ..Self::default() };
         for (kind, permille) in &speculation.config.drafters {
             speculation.costs[kind.index()].first_share = f64::from(*permille) / 1e3;
         }
@@ -123,6 +128,19 @@ impl Speculation {
         match self.columns.us(columns) {
             Some(us) if columns <= self.columns.may_try() => us.max(plain_us),
             _ => f64::INFINITY,
+        }
+    }
+
+    /// Microseconds that the energy of a step of so many columns is worth.
+    fn step_worth(&self, columns: u64, plain_us: f64) -> f64 {
+        self.energy.as_ref().map_or(0.0, |energy| energy.step_us(columns, plain_us))
+    }
+
+    /// Takes note of the energy of a step of sequences that decode, `columns` of them, that gave so many
+    /// tokens.
+    pub(super) fn learn_energy(&mut self, columns: u64, microjoules: u64, tokens: u64) {
+        if let Some(energy) = self.energy.as_mut().filter(|_| columns > 0) {
+            energy.step(columns, microjoules, tokens);
         }
     }
 
@@ -291,7 +309,8 @@ impl Core {
         let slack = self.speculation.slack();
         let batch = Batch { parts: &scratch.credits, plain_us, slack };
         let cost = |nodes: usize| self.speculation.verify_us(columns + nodes as u64, plain_us);
-        let choice = budget::choose(&batch, &scratch.nodes, cost);
+        let worth = |nodes: usize| self.speculation.step_worth(columns + nodes as u64, plain_us);
+        let choice = budget::choose(&batch, &scratch.nodes, cost, worth);
         let rate = choice.tokens / choice.us;
         let chosen = &scratch.nodes[..choice.nodes];
         if self.in_flight.is_empty()
@@ -424,7 +443,12 @@ impl Core {
             fed => self.seqs[slots[of.part]].tokens.len() as u32 - fed,
         };
         let behind = asked.iter().map(|of| new(of).min(USUAL_GAP)).sum();
-        let question = Question { batch, asked, gains, nodes, rate, behind };
+        let energy = self.speculation.energy.as_ref();
+        let worth = |draft_us: f64, nodes: usize| {
+            self.speculation.step_worth(columns + nodes as u64, batch.plain_us)
+                + energy.map_or(0.0, |energy| energy.draft_us(draft_us, batch.plain_us))
+        };
+        let question = Question { batch, asked, gains, nodes, rate, behind, worth: &worth };
         let answer = drafting::length(&question, cost, verify)?;
         let token_us = cost.us(1.0, 2.0, batch.plain_us) - cost.us(1.0, 1.0, batch.plain_us);
         // What it must see of others, and how much further it looks back, is paid by what was won
@@ -531,6 +555,9 @@ impl Core {
         let slack = self.speculation.slack();
         let (us, plain_us) = self.speculation.step_us;
         let seq = &mut self.seqs[slot];
+        // The tokens have been appended already.
+        let before = (seq.tokens.len() - tokens.len()) as u32;
+        let output = before.saturating_sub(self.requests[seq.request].prompt_end);
         seq.credit.step(tokens.len() as u64, us, plain_us, slack);
         if seq.speculate == Speculate::Off {
             return;
@@ -573,9 +600,7 @@ impl Core {
             acceptance.see_depth(&mut drafts.own, kind, depth, accepted);
             let (at, node) = right.unwrap_or(first);
             let stats = stats.of_mut(node.drafter);
-            let (tried, taken) = &mut stats.by_position[depth.min(stats.by_position.len() - 1)];
-            *tried += 1;
-            *taken += u64::from(accepted);
+            stats.see(depth, output + depth as u32, accepted);
             if !accepted {
                 break;
             }
@@ -597,6 +622,9 @@ impl Core {
         let Some(first) = wanted.first() else { return };
         self.speculation.learn_draft(first.drafter, outcome.work, outcome.duration_ns);
         self.learn_passes(wanted, outcome.work);
+        if let Some(energy) = &mut self.speculation.energy {
+            energy.draft(outcome.duration_ns as f64 / 1e3, outcome.microjoules);
+        }
         let us = outcome.duration_ns as f64 / 1e3;
         for i in 0..self.running.len() {
             let slot = self.running[i];

@@ -43,7 +43,7 @@ pub(crate) struct Choice {
     pub(crate) nodes: usize,
     /// Tokens that the step is expected to give.
     pub(crate) tokens: f64,
-    /// Microseconds that it is expected to take.
+    /// Microseconds that it is expected to take, with what its energy is worth.
     pub(crate) us: f64,
 }
 
@@ -56,19 +56,25 @@ pub(crate) fn sort(nodes: &mut [Node]) {
 }
 
 /// How many of the nodes, which are in their order, to verify; `cost(n)` is what a step with `n` of
-/// them takes.
-pub(crate) fn choose(batch: &Batch<'_>, nodes: &[Node], cost: impl Fn(usize) -> f64) -> Choice {
+/// them takes, and `worth(n)` what its energy is worth on top.
+pub(crate) fn choose(
+    batch: &Batch<'_>,
+    nodes: &[Node],
+    cost: impl Fn(usize) -> f64,
+    worth: impl Fn(usize) -> f64,
+) -> Choice {
     let sequences = batch.parts.len() as f64;
-    let plain = Choice { nodes: 0, tokens: sequences, us: batch.plain_us };
+    let plain = Choice { nodes: 0, tokens: sequences, us: batch.plain_us + worth(0) };
     let mut best = plain;
-    let mut best_rate = sequences / batch.plain_us * MARGIN;
+    let mut best_rate = sequences / plain.us * MARGIN;
     let mut gains = vec![1.0; batch.parts.len()];
     let mut tokens = sequences;
     for (n, node) in (1..).zip(nodes) {
         gains[node.part as usize] += node.gain;
         tokens += node.gain;
         let us = cost(n).max(batch.plain_us);
-        if tokens / us <= best_rate {
+        let price = us + worth(n);
+        if tokens / price <= best_rate {
             continue;
         }
         let allowed = batch
@@ -77,8 +83,8 @@ pub(crate) fn choose(batch: &Batch<'_>, nodes: &[Node], cost: impl Fn(usize) -> 
             .zip(&gains)
             .all(|(credit, &gain)| us <= credit.longest_us(gain, batch.plain_us, batch.slack));
         if allowed {
-            best_rate = tokens / us;
-            best = Choice { nodes: n, tokens, us };
+            best_rate = tokens / price;
+            best = Choice { nodes: n, tokens, us: price };
         }
     }
     best
@@ -135,7 +141,7 @@ mod tests {
             rich.lend(1e9);
             let parts = vec![rich; chains.len()];
             let batch = Batch { parts: &parts, plain_us: 1.0, slack: 0.0 };
-            let choice = choose(&batch, &nodes, cost);
+            let choice = choose(&batch, &nodes, cost, |_| 0.0);
             let best = brute_force(&chains, &cost);
             let plain = chains.len() as f64;
             if best > plain * MARGIN * 1.000_001 {
@@ -169,7 +175,7 @@ mod tests {
             let mut rich = Credit::default();
             rich.lend(1e9);
             let batch = Batch { parts: &[rich], plain_us: delay, slack: 0.0 };
-            let chosen = choose(&batch, &nodes, |n| delay + n as f64).nodes;
+            let chosen = choose(&batch, &nodes, |n| delay + n as f64, |_| 0.0).nodes;
             let ratio = |n: i32| (delay + f64::from(n)) / ((1.0 - 0.8f64.powi(n + 1)) / 0.2);
             let wanted = (0..=60).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))).unwrap();
             assert_eq!(chosen as i32, wanted, "delay {delay}");
@@ -216,9 +222,9 @@ mod tests {
         // The second has no draft and no credit: a step may take it no longer than the slack.
         let parts = [rich, Credit::default()];
         let batch = Batch { parts: &parts, plain_us: 100.0, slack: 0.02 };
-        assert_eq!(choose(&batch, &nodes, |n| 100.0 + n as f64).nodes, 2);
-        assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64).nodes, 0);
+        assert_eq!(choose(&batch, &nodes, |n| 100.0 + n as f64, |_| 0.0).nodes, 2);
+        assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64, |_| 0.0).nodes, 0);
         let batch = Batch { parts: &parts[..1], ..batch };
-        assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64).nodes, 4);
+        assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64, |_| 0.0).nodes, 4);
     }
 }

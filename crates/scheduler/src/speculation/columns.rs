@@ -1,15 +1,21 @@
 //! What a step of so many tokens costs, where all of them are of sequences that decode.
 //!
 //! Not a fitted line: kernels take columns in groups, so that the fifth may cost more than the four
-//! before it. For each number of columns the median of the last few steps counts, and between
-//! numbers that have not been seen it is interpolated.
+//! before it. For each number of columns the median of the last few steps counts. Numbers that have
+//! not been seen are between those that were, or beyond them, as the shape says that is known
+//! beforehand: a line, and for mixtures of experts how many different ones so many tokens meet (C049),
+//! which rises steeply at first.
+
+use dunlin_costmodel::expected_distinct;
+
+use super::Experts;
 
 /// Numbers of columns that are told apart; what is beyond them is extrapolated.
 const MOST: usize = 96;
 /// Steps of each number that are remembered.
 const REMEMBERED: usize = 8;
-/// Before a second number of columns was seen: what a column more costs, of what the first cost.
-/// Optimistic, so that it is tried.
+/// Before a second number of columns was seen: what a column more costs, of what the first cost,
+/// experts left out. Optimistic, so that it is tried.
 const FIRST_SLOPE: f64 = 0.05;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,15 +45,30 @@ impl Recent {
 pub(crate) struct ColumnCost {
     recent: Vec<Recent>,
     medians: Vec<Option<f64>>,
+    experts: Option<Experts>,
 }
 
 impl Default for ColumnCost {
     fn default() -> Self {
-        Self { recent: vec![Recent::default(); MOST + 1], medians: vec![None; MOST + 1] }
+        Self::new(None)
     }
 }
 
 impl ColumnCost {
+    /// For a model with these experts.
+    pub(crate) fn new(experts: Option<Experts>) -> Self {
+        let (recent, medians) = (vec![Recent::default(); MOST + 1], vec![None; MOST + 1]);
+        Self { recent, medians, experts }
+    }
+
+    /// What a step of so many columns is expected to take before any was seen, of what one takes.
+    fn shape(&self, columns: f64) -> f64 {
+        let line = 1.0 + (columns - 1.0) * FIRST_SLOPE;
+        let Some(of) = self.experts.filter(|of| of.used > 0) else { return line };
+        let met = expected_distinct(of.count, of.used, columns) / f64::from(of.used);
+        line + f64::from(of.permille) / 1e3 * (met - 1.0)
+    }
+
     /// Takes note of a step.
     pub(crate) fn learn(&mut self, columns: u64, us: f64) {
         if let Some(recent) = self.recent.get_mut(columns as usize) {
@@ -61,14 +82,15 @@ impl ColumnCost {
         let at = columns as usize;
         let below = (0..=at.min(MOST)).rev().find_map(|c| Some((c, self.medians[c]?)));
         let above = (at.min(MOST)..=MOST).find_map(|c| Some((c, self.medians[c]?)));
+        let shape = |columns: usize| self.shape(columns as f64);
         match (below, above) {
             (Some((c, us)), _) | (_, Some((c, us))) if c == at => Some(us),
             (Some((low, low_us)), Some((high, high_us))) => {
-                let share = (at - low) as f64 / (high - low) as f64;
+                let share = (shape(at) - shape(low)) / (shape(high) - shape(low));
                 Some(low_us + share * (high_us - low_us).max(0.0))
             }
-            (Some((low, us)), None) => Some(us + (at - low) as f64 * self.slope(low, us)),
-            (None, Some((high, us))) => Some(us / (1.0 + (high - at) as f64 * FIRST_SLOPE)),
+            (Some((low, us)), None) => Some(us + (shape(at) - shape(low)) * self.scale(low, us)),
+            (None, Some((high, us))) => Some(us * shape(at) / shape(high)),
             (None, None) => None,
         }
     }
@@ -80,16 +102,16 @@ impl ColumnCost {
         most.map_or(0, |most| 2 * most as u64 + 4)
     }
 
-    /// What a column more costs beyond the most seen, `us` being what those cost.
-    fn slope(&self, most: usize, us: f64) -> f64 {
+    /// Beyond the most columns seen, what a unit of the shape costs, `us` being what those cost.
+    fn scale(&self, most: usize, us: f64) -> f64 {
         let first = (0..most).find_map(|c| Some((c, self.medians[c]?)));
         match first {
             Some((c, first)) => {
-                let slope = (us - first) / (most - c) as f64;
+                let scale = (us - first) / (self.shape(most as f64) - self.shape(c as f64));
                 // Of few columns the first ones are free where memory is what limits.
-                slope.max(first * FIRST_SLOPE / 2.0)
+                scale.max(first / self.shape(c as f64) / 2.0)
             }
-            None => us * FIRST_SLOPE,
+            None => us / self.shape(most as f64),
         }
     }
 }
@@ -124,5 +146,42 @@ mod tests {
         cost.learn(5000, 1.0);
         assert!(cost.us(5000).unwrap() > 10_000.0);
         assert!(cost.us(0).unwrap() < 50.0);
+    }
+
+    /// Of all ways in which `tokens` tokens choose two of five experts each, the mean number of
+    /// different ones.
+    fn met(tokens: u32) -> f64 {
+        let pairs: Vec<u32> = (0..32).filter(|set: &u32| set.count_ones() == 2).collect();
+        let mut sets = vec![0];
+        for _ in 0..tokens {
+            sets = sets.iter().flat_map(|set| pairs.iter().map(move |pair| set | pair)).collect();
+        }
+        let all: u32 = sets.iter().map(|set: &u32| set.count_ones()).sum();
+        f64::from(all) / sets.len() as f64
+    }
+
+    #[test]
+    fn what_experts_cost_is_known_before_it_is_measured() {
+        let experts = Experts { count: 5, used: 2, permille: 800 };
+        let step = |columns: u32| {
+            let read = 0.2 + 0.8 * met(columns) / 2.0;
+            100.0 * (read + f64::from(columns - 1) * FIRST_SLOPE)
+        };
+        let mut cost = ColumnCost::new(Some(experts));
+        cost.learn(1, step(1));
+        for columns in 1..=4 {
+            let said = cost.us(u64::from(columns)).unwrap();
+            assert!((said - step(columns)).abs() < 1e-3, "{columns}: {said} {}", step(columns));
+        }
+        // A step that was seen corrects those beside it: columns are dearer here than was thought.
+        cost.learn(4, 1.5 * step(4));
+        assert!(cost.us(3).unwrap() > step(3) && cost.us(3).unwrap() < 1.5 * step(4));
+        // All experts are met soon, and then a column costs what it costs elsewhere.
+        let (mut moe, mut dense) = (ColumnCost::new(Some(experts)), ColumnCost::default());
+        moe.learn(1, 100.0);
+        dense.learn(1, 100.0);
+        let step = |cost: &ColumnCost, at| cost.us(at + 1).unwrap() - cost.us(at).unwrap();
+        assert!(step(&moe, 1) > 5.0 * step(&dense, 1));
+        assert!((step(&moe, 30) - step(&dense, 30)).abs() < 1e-3);
     }
 }

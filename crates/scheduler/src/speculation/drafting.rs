@@ -106,6 +106,9 @@ pub(crate) struct Question<'a> {
     pub(crate) rate: f64,
     /// Tokens that the drafter has to catch up on first.
     pub(crate) behind: u32,
+    /// Microseconds that energy is worth: of a draft step of so many microseconds, and of a step that
+    /// verifies so many nodes.
+    pub(crate) worth: &'a dyn Fn(f64, usize) -> f64,
 }
 
 /// The answer.
@@ -149,7 +152,8 @@ pub(crate) fn length(
         nodes += width(k);
         let verify = |nodes: f64| verify(nodes.round() as usize).max(batch.plain_us);
         let us = draft(k) + verify(nodes);
-        let rate = gains.iter().sum::<f64>() / us;
+        let worth = (question.worth)(draft(k), nodes.round() as usize);
+        let rate = gains.iter().sum::<f64>() / (us + worth);
         let allowed = |(credit, &gain): (&Credit, &f64)| {
             us <= credit.longest_us(gain, batch.plain_us, batch.slack)
         };
@@ -171,7 +175,7 @@ mod tests {
 
     fn question<'a>(batch: &'a Batch<'a>, asked: &'a [Asked], gains: &'a [f64]) -> Question<'a> {
         let rate = gains.iter().sum::<f64>() / batch.plain_us;
-        Question { batch, asked, gains, nodes: 0, rate, behind: 0 }
+        Question { batch, asked, gains, nodes: 0, rate, behind: 0, worth: &|_, _| 0.0 }
     }
 
     fn chain(rate: f64, most: usize) -> Asked {

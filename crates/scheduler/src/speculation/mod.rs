@@ -9,6 +9,7 @@
 //! - [`widths`]: how many nodes of a drafter's drafts are verified at each depth;
 //! - [`tree`]: how a draft is cut into branches, and what blocks these need;
 //! - [`budget`]: which nodes of all the drafts of a batch are worth verifying together;
+//! - [`energy`]: what energy is worth, where a token may take only so much of it on average;
 //! - [`ledger`]: how far each sequence is ahead of plain decoding, which is what it may risk;
 //! - [`drafting`]: whether a step of a drafter that costs time is worth it, and how long.
 //!
@@ -20,6 +21,7 @@ pub(crate) mod acceptance;
 pub(crate) mod budget;
 pub(crate) mod columns;
 pub(crate) mod drafting;
+pub(crate) mod energy;
 pub(crate) mod ledger;
 mod stats;
 pub(crate) mod tree;
@@ -29,7 +31,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-pub use stats::{DrafterStats, POSITIONS, SpeculationStats};
+pub use energy::EnergyBudget;
+pub use stats::{DrafterStats, OUTPUTS, POSITIONS, SpeculationStats};
 pub use tree::{Branch, TreeLayout};
 
 /// Who proposes drafts.
@@ -123,6 +126,17 @@ pub enum DraftControl {
     Fixed,
 }
 
+/// The experts of a mixture's layers, as far as the cost of a step depends on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Experts that a token may be routed to.
+    pub count: u32,
+    /// Those that each is.
+    pub used: u32,
+    /// Of what a step with one token takes, what they take, in 1/1000.
+    pub permille: u32,
+}
+
 /// Settings of speculation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpeculationConfig {
@@ -133,11 +147,21 @@ pub struct SpeculationConfig {
     pub drafters: Vec<(DrafterKind, u32)>,
     /// By how much a sequence may fall behind plain decoding, in 1/1000 of its time.
     pub slack_permille: u32,
+    /// The model's experts, where it has them.
+    pub experts: Option<Experts>,
+    /// What energy the tokens of those that decode may take on average, if it is limited.
+    pub energy: Option<EnergyBudget>,
 }
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
-        Self { control: DraftControl::default(), drafters: Vec::new(), slack_permille: 15 }
+        Self {
+            control: DraftControl::default(),
+            drafters: Vec::new(),
+            slack_permille: 15,
+            experts: None,
+            energy: None,
+        }
     }
 }
 

@@ -7,6 +7,9 @@ use super::DrafterKind;
 /// Positions of drafts that are counted apart; the last stands for all after it.
 pub const POSITIONS: usize = 32;
 
+/// Lengths of the answer so far that are told apart: below so many tokens each, and any above.
+pub const OUTPUTS: [u32; 6] = [16, 32, 64, 128, 256, 512];
+
 /// What came of one drafter's drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DrafterStats {
@@ -26,6 +29,8 @@ pub struct DrafterStats {
     pub passes: u64,
     /// By position in the draft: those whose ancestors were all accepted, and of those the accepted.
     pub by_position: [(u64, u64); POSITIONS],
+    /// The same over all positions, by the tokens that the answer had before (see [`OUTPUTS`]).
+    pub by_output: [(u64, u64); OUTPUTS.len() + 1],
 }
 
 /// What came of all drafts.
@@ -39,6 +44,20 @@ pub struct SpeculationStats {
     pub verify_steps: u64,
     /// Nanoseconds of steps that verified drafts.
     pub verify_ns: u64,
+}
+
+impl DrafterStats {
+    /// A place for which something was proposed, its ancestors being accepted, was looked at: so deep
+    /// in the draft, after so many tokens of the answer.
+    pub(crate) fn see(&mut self, depth: usize, output: u32, accepted: bool) {
+        let class = OUTPUTS.iter().position(|&end| output < end).unwrap_or(OUTPUTS.len());
+        for (tried, taken) in
+            [&mut self.by_position[depth.min(POSITIONS - 1)], &mut self.by_output[class]]
+        {
+            *tried += 1;
+            *taken += u64::from(accepted);
+        }
+    }
 }
 
 impl SpeculationStats {

@@ -28,7 +28,7 @@ use self::{
 };
 use crate::{
     load, model_args::ModelArgs, note, outcome::unusable, prompt::encode_chat,
-    speculate_args::SpeculateArgs,
+    speculate_args::{SpeculateArgs, joules},
 };
 
 
@@ -74,6 +74,10 @@ pub struct SpecArgs {
     /// All of what is proposed is verified, and drafters are always asked, whatever it costs
     #[arg(long)]
     fixed: bool,
+
+    /// Joules that a token may take on average, where drafts are what decides it
+    #[arg(long, value_name = "J", value_parser = joules)]
+    joules: Option<f64>,
 
     /// Tokens of an answer at most
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
@@ -177,6 +181,7 @@ impl Bench {
             speculate_corpus: None,
             speculate_branches: MAX_BRANCHES,
             speculate_accept: DraftAcceptance::Coupled,
+            speculate_joules: args.joules,
         };
         let drafters = speculation.drafters(&path, &loaded.backend, &loaded.tokenizer, &options)?;
         let mut ways = args.drafters.clone();
@@ -213,7 +218,7 @@ impl Bench {
         let name = |path: &std::path::Path| {
             path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
         };
-        let setting = Setting {
+        let mut setting = Setting {
             model: name(&path),
             draft_model: args.draft_model.as_deref().map(name),
             threads: model.threads()?,
@@ -223,12 +228,15 @@ impl Bench {
             draft_nodes: args.nodes,
             fixed: args.fixed,
             temperature: args.draw_temperature,
+            joules: args.joules,
+            energy: "",
             version: env!("CARGO_PKG_VERSION"),
         };
         let config = EngineConfig {
             model: load::identity(model, &path, setting.model.clone())?,
             threads: model.threads()?,
             draft_store_tokens: STORE_TOKENS,
+            energy_budget: speculation.energy_budget(),
             draft_control: if args.fixed {
                 DraftControl::Fixed
             } else {
@@ -239,6 +247,7 @@ impl Bench {
         let ends = loaded.tokenizer.end_ids();
         let engine =
             Engine::with_drafters(loaded.backend, Some(loaded.tokenizer), config, drafters)?;
+        setting.energy = engine.energy_source().label();
         note!("{}: {} blocks of KV", setting.model, engine.backend().block_count());
         Ok(Self {
             engine,

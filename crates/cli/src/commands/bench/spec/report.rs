@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use dunlin_engine::{DrafterKind, SpeculationContract, SpeculationStats};
+use dunlin_engine::{DrafterKind, DrafterStats, OUTPUTS, SpeculationContract, SpeculationStats};
 use serde::Serialize;
 
 use super::{Run, Way};
@@ -24,6 +24,11 @@ pub struct Setting {
     pub draft_nodes: u32,
     /// Whether all that was proposed was verified.
     pub fixed: bool,
+    /// Joules that a token may take on average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
+    /// Where joules come from.
+    pub energy: &'static str,
     pub version: &'static str,
 }
 
@@ -66,6 +71,8 @@ pub struct Row {
     speedup_median: f64,
     speedup_least: f64,
     tokens_per_step: f64,
+    plain_joules_per_token: f64,
+    joules_per_token: f64,
     /// The speedup if drafts cost nothing and a step that verifies one took as long as any.
     bound: f64,
     /// The part of the bound that was reached.
@@ -87,9 +94,23 @@ pub struct DrafterRow {
     acceptance_by_position: Vec<f64>,
     /// Nodes of each of these that were looked at.
     nodes_by_position: Vec<u64>,
+    /// The same over all positions, by the length of the answer so far.
+    acceptance_by_output: Vec<ByOutput>,
     steps: u64,
     passes: u64,
     step_ms: f64,
+}
+
+/// Acceptance at some lengths of the answer so far.
+#[derive(Debug, Serialize)]
+pub struct ByOutput {
+    /// The answer has fewer tokens than this, and no fewer than the class before says; none for all
+    /// that is longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    below: Option<u32>,
+    /// Of the nodes whose ancestors were accepted, the share accepted.
+    acceptance: f64,
+    nodes: u64,
 }
 
 /// Everything.
@@ -104,6 +125,8 @@ pub struct Report {
 pub struct Measured {
     plain_ns: f64,
     ns: f64,
+    plain_joules: f64,
+    joules: f64,
     /// Tokens after each answer's first.
     tokens: usize,
     output: usize,
@@ -126,6 +149,8 @@ impl Measured {
             let share = tokens as f64 / a.bill.output_tokens.saturating_sub(1).max(1) as f64;
             self.plain_ns += a.bill.decode_ns as f64 * share;
             self.ns += b.bill.decode_ns as f64;
+            self.plain_joules += a.bill.energy.joules() * share;
+            self.joules += b.bill.energy.joules();
             self.tokens += tokens;
             self.output += b.bill.output_tokens;
             self.steps += b.bill.steps.saturating_sub(1);
@@ -162,6 +187,8 @@ impl Measured {
             speedup_median: median(&self.speedups).unwrap_or(f64::NAN),
             speedup_least: self.speedups.iter().copied().fold(f64::NAN, f64::min),
             tokens_per_step: bound,
+            plain_joules_per_token: self.plain_joules / tokens,
+            joules_per_token: self.joules / tokens,
             bound,
             bound_reached: speedup / bound,
             drafted_tokens: total(|d| d.verified),
@@ -186,6 +213,7 @@ impl Measured {
                     .map(|&(tried, taken)| taken as f64 / tried as f64)
                     .collect(),
                 nodes_by_position: positions.map(|p| p.0).collect(),
+                acceptance_by_output: by_output(of),
                 steps: of.steps,
                 passes: of.passes,
                 step_ms: of.step_ns as f64 / 1e6,
@@ -209,6 +237,18 @@ impl Measured {
             overhead: (all - self.step_ns as f64).max(0.0) / all,
         }
     }
+}
+
+fn by_output(of: &DrafterStats) -> Vec<ByOutput> {
+    let ends = OUTPUTS.map(Some).into_iter().chain([None]);
+    let classes = ends.zip(of.by_output).filter(|(_, (nodes, _))| *nodes > 0);
+    classes
+        .map(|(below, (nodes, taken))| ByOutput {
+            below,
+            acceptance: taken as f64 / nodes as f64,
+            nodes,
+        })
+        .collect()
 }
 
 /// What was counted between two moments.
@@ -238,6 +278,9 @@ fn combine(
         to.step_ns = f(to.step_ns, b.step_ns);
         to.passes = f(to.passes, b.passes);
         for (to, b) in to.by_position.iter_mut().zip(&b.by_position) {
+            *to = (f(to.0, b.0), f(to.1, b.1));
+        }
+        for (to, b) in to.by_output.iter_mut().zip(&b.by_output) {
             *to = (f(to.0, b.0), f(to.1, b.1));
         }
     }
