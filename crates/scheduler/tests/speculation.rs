@@ -446,7 +446,7 @@ fn lengths_are_nearly_as_good_as_the_best_in_hindsight() {
 }
 
 #[test]
-fn experts_that_are_known_of_make_the_first_drafts_no_longer_than_they_should_be() {
+fn to_be_told_of_experts_does_no_harm_and_what_is_measured_counts_in_the_end() {
     // Microseconds of the first answer, and of a later one.
     let times = |experts| {
         let machine = MIXTURE;

@@ -93,6 +93,7 @@ pub(crate) fn choose(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::speculation::{Experts, columns::ColumnCost};
 
     /// Any of the ways to cut the drafts, the best.
     fn brute_force(chains: &[Vec<f64>], cost: &dyn Fn(usize) -> f64) -> f64 {
@@ -226,5 +227,43 @@ mod tests {
         assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64, |_| 0.0).nodes, 0);
         let batch = Batch { parts: &parts[..1], ..batch };
         assert_eq!(choose(&batch, &nodes, |n| 100.0 + 3.0 * n as f64, |_| 0.0).nodes, 4);
+    }
+
+    #[test]
+    fn the_first_draft_of_a_mixture_is_as_long_as_its_experts_allow() {
+        // Steps of which the experts take a part, as many different ones as so many tokens meet.
+        let mut lost = 0.0f64;
+        for (permille, rate) in [(900, 0.7), (900, 0.95), (300, 0.8), (100, 0.9)] {
+            let experts = Experts { count: 64, used: 8, permille };
+            let truth = |nodes: usize| {
+                let met = 8.0 * (1.0 - 0.875f64.powi(nodes as i32 + 1));
+                let share = f64::from(permille) / 1e3;
+                100.0 * (1.0 - share + share * met + 0.05 * nodes as f64)
+            };
+            let mut gain = 1.0;
+            let nodes: Vec<Node> = (0..5)
+                .map(|index| {
+                    gain *= rate;
+                    Node { gain, part: 0, index }
+                })
+                .collect();
+            let mut rich = Credit::default();
+            rich.lend(1e9);
+            let batch = Batch { parts: &[rich], plain_us: 100.0, slack: 0.0 };
+            // A plain step is all that was seen.
+            let speed = |experts| {
+                let mut cost = ColumnCost::new(experts);
+                cost.learn(1, 100.0);
+                let us = |n: usize| cost.us(n as u64 + 1).expect("one was seen");
+                let chosen = choose(&batch, &nodes, us, |_| 0.0).nodes;
+                (1.0 + nodes[..chosen].iter().map(|n| n.gain).sum::<f64>()) / truth(chosen)
+            };
+            let of = |n: usize| (1.0 + nodes[..n].iter().map(|n| n.gain).sum::<f64>()) / truth(n);
+            let best = (0..=5).map(of).fold(0.0, f64::max);
+            assert!(speed(Some(experts)) * MARGIN >= best, "{permille} {rate}");
+            lost = lost.max(1.0 - speed(None) / best);
+        }
+        // Whoever does not know of experts drafts too much.
+        assert!(lost > 0.2, "{lost}");
     }
 }
