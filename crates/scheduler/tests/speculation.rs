@@ -459,7 +459,6 @@ fn to_be_told_of_experts_does_no_harm_and_what_is_measured_counts_in_the_end() {
         (first, run.run(7, 1, Speculate::Auto, MAX_DRAFT)[0])
     };
     let (told, untold) = (times(MIXTURE.experts), times(None));
-    println!("first answer: told of experts {:.0} us a token, untold {:.0}", told.0, untold.0);
     assert!(told.0 <= untold.0 * 1.005, "{told:?} {untold:?}");
     // What is measured counts in the end.
     assert!((told.1 / untold.1 - 1.0).abs() < 0.03, "{told:?} {untold:?}");
@@ -481,9 +480,6 @@ fn answers_keep_to_an_energy_budget_and_are_as_fast_as_it_allows() {
     for share in [0.98, 0.95, 0.92] {
         let budget = free * share;
         let (energy, time) = run(Some(budget as u64));
-        println!(
-            "budget {budget:.0} uJ a token: {energy:.0}, {time:.0} us (without: {free:.0}, {fastest:.0})"
-        );
         assert!(energy <= budget * 1.01, "{energy} of {budget}");
         assert!(time >= before * 0.97);
         before = time;

@@ -166,16 +166,13 @@ mod tests {
         let (unlimited, fastest, _) = run(EnergyBudget { microjoules: 1_000_000, v: 1 }, STEPS);
         assert!(unlimited > 1.3 * microjoules as f64 && fastest < best * 0.9);
         let mut before: Option<(f64, f64)> = None;
-        for v in [4, 40, 400] {
+        // How far time may be above the best, at each `v`; docs/systems.toml says how far it is.
+        for (v, most) in [(4, 0.12), (40, 0.015), (400, 0.002)] {
             let (energy, time, queue) = run(EnergyBudget { microjoules, v }, STEPS);
-            println!(
-                "v {v}: {energy:.1} uJ a token of {microjoules}, time {:.2}% above the best, queue \
-                 {queue:.1}",
-                (time / best - 1.0) * 100.0
-            );
             // What is owed at the end, over all tokens, is the most that it may be above.
             assert!(energy <= microjoules as f64 * (1.0 + f64::from(v) / f64::from(STEPS)));
             let gap = time / best - 1.0;
+            assert!(gap < most, "v {v}: {energy} uJ a token, gap {gap}, queue {queue}");
             if let Some((gap_before, queue_before)) = before {
                 // Ten times `v`: a queue some ten times as long, and a gap that many times smaller.
                 assert!((4.0..15.0).contains(&(queue / queue_before)), "{queue} {queue_before}");
@@ -183,7 +180,6 @@ mod tests {
             }
             before = Some((gap, queue));
         }
-        assert!(before.unwrap().0 < 0.01);
     }
 
     #[test]

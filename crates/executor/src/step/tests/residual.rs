@@ -167,7 +167,7 @@ fn outputs_have_the_models_distribution_however_drafts_are_cut() {
                 let proposed = &driver.outcome.proposals[0].nodes;
                 let mut draft = cut(proposed, how);
                 let mut tokens = 1;
-                if how == PREEMPTS && proposed[0].token % 2 == 0 {
+                if how == PREEMPTS && proposed[0].token.is_multiple_of(2) {
                     tokens = driver.executor.tokens(planned.seq).len();
                     let kept =
                         SeqOp::Truncate { seq: planned.seq, tokens: tokens as u32, blocks: 0 };
