@@ -22,12 +22,16 @@ const JUDGED: &str =
 
 type Problem = Box<dyn std::error::Error>;
 
-/// The best token at each place of these tokens.
-fn best(model: &mut impl Backend, tokens: &[u32]) -> Result<Vec<u32>, Problem> {
+/// The best token at each place of these tokens, the first of which stands at `first_position`.
+fn best(
+    model: &mut impl Backend,
+    tokens: &[u32],
+    first_position: usize,
+) -> Result<Vec<u32>, Problem> {
     let blocks: Vec<u32> = (0..model.block_count() as u32).collect();
     let input = SequenceInput {
         tokens,
-        first_position: 0,
+        first_position,
         block_table: &blocks,
         logits: LogitsWanted::All,
         branch_of: None,
@@ -40,15 +44,18 @@ fn best(model: &mut impl Backend, tokens: &[u32]) -> Result<Vec<u32>, Problem> {
 /// A prompt with the whole model's greedy answer of `count` tokens.
 fn answer(model: &mut impl Backend, prompt: &[u32], count: usize) -> Result<Vec<u32>, Problem> {
     let mut tokens = prompt.to_vec();
+    let mut known = 0;
     for _ in 0..count {
-        tokens.push(*best(model, &tokens)?.last().ok_or("a prompt without tokens")?);
+        let said = best(model, &tokens[known..], known)?;
+        known = tokens.len();
+        tokens.push(*said.last().ok_or("a prompt without tokens")?);
     }
     Ok(tokens)
 }
 
 /// Of the answer's tokens, the share that a model without some layers says.
 fn agreement(model: &mut impl Backend, text: &[u32], prompt: usize) -> Result<f64, Problem> {
-    let said = best(model, &text[..text.len() - 1])?;
+    let said = best(model, &text[..text.len() - 1], 0)?;
     let places = said[prompt - 1..].iter().zip(&text[prompt..]);
     let right = places.filter(|(a, b)| a == b).count();
     Ok(right as f64 / (text.len() - prompt) as f64)
