@@ -22,8 +22,9 @@ use crate::outcome::unusable;
 pub struct SpeculateArgs {
     /// Who drafts tokens for the model to verify, which changes none of them: lookup (what followed
     /// the same tokens earlier in prompt and answer), store (what followed them in earlier answers, or
-    /// in --speculate-corpus), draft (--draft-model), layers (the model without some of its layers),
-    /// auto (lookup, store or draft, whichever pays), or off
+    /// in --speculate-corpus), grammar (what the form of the answer leaves no choice about), draft
+    /// (--draft-model), layers (the model without some of its layers), auto (all but layers, whichever
+    /// pays), or off
     #[arg(long, env = "DUNLIN_SPECULATE", default_value = "auto", value_name = "WHO")]
     pub speculate: Speculate,
 

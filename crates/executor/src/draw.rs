@@ -259,18 +259,18 @@ impl Worker {
             Row::Logits(row) => {
                 let (sampling, logprobs) = (&params.sampling, params.logprobs);
                 let sampler = &mut self.sampler;
-                let mut choose = |allowed: Option<&[u32]>| match drawn {
-                    None => sampler.sample_allowed(sampling, place, row, logprobs, allowed),
-                    Some(drawn) => {
+                let result = match (constraint, drawn) {
+                    (None, None) => sampler.sample(sampling, place, row, logprobs),
+                    (None, Some(drawn)) => {
+                        sampler.sample_drawn(sampling, place, row, logprobs, None, drawn)
+                    }
+                    (Some(constraint), None) => constraint.with_matcher(|grammar| {
+                        sampler.sample_following(sampling, place, row, logprobs, grammar)
+                    }),
+                    (Some(constraint), Some(drawn)) => constraint.with_matcher(|grammar| {
+                        let allowed = Some(grammar.allowed(place.output())?);
                         sampler.sample_drawn(sampling, place, row, logprobs, allowed, drawn)
-                    }
-                };
-                let result = match constraint {
-                    None => choose(None),
-                    Some(constraint) => {
-                        let output = &place.tokens[place.prompt_len..];
-                        constraint.with_allowed(output, |allowed| choose(Some(allowed?)))
-                    }
+                    }),
                 };
                 self.top.extend_from_slice(self.sampler.top_logprobs());
                 result

@@ -48,6 +48,11 @@ impl GenerationParams {
     pub fn draws(&self) -> bool {
         self.acceptance == DraftAcceptance::Residual && self.sampling.temperature > 0.0
     }
+
+    /// Whether a choice under a grammar looks at all that is allowed.
+    pub(crate) fn wants_all_allowed(&self, vocab_size: usize) -> bool {
+        self.draws() || self.sampling.wants_all_allowed(vocab_size)
+    }
 }
 
 /// Log-probabilities at one position.
@@ -119,7 +124,6 @@ impl Generation {
             text_ends: Vec::new(),
             end: None,
             hidden: None,
-            // Clones part from one another.
             constraint: params.grammar.as_ref().map(Constraint::new),
         };
         let choices = vec![fresh; params.choices as usize];

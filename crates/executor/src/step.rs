@@ -3,14 +3,14 @@
 use std::{collections::HashMap, ops::Range, time::Instant};
 
 use dunlin_scheduler::{
-    Commit, DraftWork, DrafterKind, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
+    Commit, DraftWork, DrafterKind, Proposal, SampleEnd, SeqOp, StepKind, StepOutcome, StepPlan,
 };
 use dunlin_tensor::{Backend, BackendError, Best, LogitsWanted, SequenceInput};
 use dunlin_units::{RequestId, SeqId};
 
 use crate::{
     constraint::Ahead,
-    drafter::{Drafter, Wanted, lookup::LookupDrafter, store::StoreDrafter},
+    drafter::{Drafter, Wanted, grammar, lookup::LookupDrafter, store::StoreDrafter},
     draw::{Draw, DrawContext, DrawTask, Rows, Worker, draw_all},
     drawn::DrawnTokens,
     generation::{ChoiceEnd, Generation, GenerationParams, PositionLogprobs},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Logits in a step from which on their scan is worth another thread's start.
-const SPREAD_FROM: usize = 1 << 20;
+const SPREAD_FROM: usize = 1 << 18;
 
 /// Carries out what a core plans, on a backend.
 ///
@@ -117,7 +117,7 @@ impl<B: Backend> Executor<B> {
             sequences: Sequences::default(),
             generations: HashMap::new(),
             workers,
-            ahead: Ahead::default(),
+            ahead: Ahead::beside(sampling_threads),
             spread_from: SPREAD_FROM,
             logits: Vec::new(),
             best: Vec::new(),
@@ -159,8 +159,8 @@ impl<B: Backend> Executor<B> {
     pub fn register(&mut self, request: RequestId, params: GenerationParams) {
         let generation = Generation::new(params);
         // What may come first, while the prompt is computed.
-        for choice in &generation.choices {
-            if let Some(constraint) = &choice.constraint {
+        if self.wants_ahead(&generation.params) {
+            for constraint in generation.choices.iter().filter_map(|c| c.constraint.as_ref()) {
                 self.ahead.prepare(constraint, &[]);
             }
         }
@@ -309,8 +309,8 @@ impl<B: Backend> Executor<B> {
         }
     }
 
-    /// Proposes what followed the same tokens before, for those that got tokens and go on; keeps the
-    /// answers of those that have ended.
+    /// Proposes what a grammar wants next or what followed the same tokens before, for those that got
+    /// tokens and go on; keeps the answers of those that have ended.
     fn look_up(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
         let StepOutcome { commits, proposals, .. } = outcome;
         for (&seq, commit) in plan.samples.iter().zip(&*commits) {
@@ -328,11 +328,20 @@ impl<B: Backend> Executor<B> {
             }
             let in_text = params.speculate.allows(DrafterKind::Lookup);
             let in_store = store && params.speculate.allows(DrafterKind::Store);
-            if !(in_text || in_store) {
+            let constraint = choice.constraint.as_ref();
+            let constraint = constraint.filter(|_| params.speculate.allows(DrafterKind::Grammar));
+            if !(in_text || in_store || constraint.is_some()) {
                 continue;
             }
             let wanted = wanted_of(&self.sequences, &self.generations, seq, usize::MAX);
             let Some(wanted) = wanted else { continue };
+            // What must come counts for more than what came before, which goes on from there.
+            let forced = constraint.map(|c| grammar::forced(c, &choice.tokens, &wanted));
+            if let Some(nodes) = forced.filter(|nodes| !nodes.is_empty()) {
+                let nodes = if in_text { self.lookup.graft(&wanted, nodes) } else { nodes };
+                proposals.push(Proposal { seq, drafter: DrafterKind::Grammar, nodes });
+                continue;
+            }
             let found = in_text.then(|| self.lookup.look_up(&wanted)).flatten();
             let own = found.as_ref().map_or(0, |found| found.matched);
             let other = in_store.then(|| self.store.propose(params.tenant, &wanted, own)).flatten();
@@ -550,12 +559,19 @@ impl<B: Backend> Executor<B> {
         }
     }
 
+    /// Whether all tokens that a grammar allows are to be computed before they are needed.
+    fn wants_ahead(&self, params: &GenerationParams) -> bool {
+        let vocab_size = self.backend.spec().vocab_size;
+        self.ahead.is_on() && params.grammar.is_some() && params.wants_all_allowed(vocab_size)
+    }
+
     /// Has computed what grammars allow next, while whatever comes before the next step is done and
     /// its forward pass runs.
     fn prepare_next(&mut self, plan: &StepPlan) {
         for &seq in &plan.samples {
             let seq = self.sequences.get(seq);
             let generation = seq.request.and_then(|request| self.generations.get(&request));
+            let generation = generation.filter(|g| self.wants_ahead(&g.params));
             let choice = generation.and_then(|g| g.choices.get(seq.choice as usize));
             if let Some(choice) = choice.filter(|choice| choice.end.is_none())
                 && let Some(constraint) = &choice.constraint

@@ -142,12 +142,13 @@ fn submission(dice: &mut Dice, id: u64, size: u64, now: Time) -> Submission {
     s
 }
 
-fn session_op(dice: &mut Dice, size: u64) -> SessionOp {
+fn session_op(dice: &mut Dice, size: u64, holds: bool) -> SessionOp {
     let session = SessionId(dice.below(SESSIONS));
-    match dice.below(5) {
+    match dice.below(if holds { 8 } else { 5 }) {
         0 => SessionOp::Fork { from: session, to: SessionId(dice.below(SESSIONS)) },
         1 | 2 => SessionOp::Rewind { session, tokens: dice.below(size) as u32 },
         3 => SessionOp::Close(session),
+        5.. => SessionOp::Hold { session, held: dice.one_in(2) },
         _ => SessionOp::Restore {
             session,
             tenant: TenantId((session.0 % 2) as u32),
@@ -177,6 +178,8 @@ fn run(seed: u64, events: u64, keep_log: bool) -> World {
         let blocks = dice.below(world.checked.core.config().cache.block_count as u64) + 1;
         world.set_budget(1, blocks as usize);
     }
+    // Of some, so that the others stay as they were.
+    let holds = seed % 4 == 1;
     let mut next_id = 0;
     for _ in 0..events {
         let to = world.now.after(dice.below(gap_ns));
@@ -193,7 +196,7 @@ fn run(seed: u64, events: u64, keep_log: bool) -> World {
                     let back = dice.below(12);
                     events.push(Event::Abort(RequestId(next_id.saturating_sub(back))));
                 }
-                _ => events.push(Event::Session(session_op(&mut dice, size))),
+                _ => events.push(Event::Session(session_op(&mut dice, size, holds))),
             }
         }
         if dice.one_in(8) {
@@ -202,7 +205,12 @@ fn run(seed: u64, events: u64, keep_log: bool) -> World {
         }
         world.advance(events);
     }
-    world.end((0..SESSIONS).map(SessionId));
+    // What is held for ever may leave a request waiting for ever.
+    let sessions = (0..SESSIONS).map(SessionId);
+    let known = sessions.clone().filter(|&s| world.checked.core.session_tokens(s).is_some());
+    let let_go = known.map(|session| Event::Session(SessionOp::Hold { session, held: false }));
+    world.advance(let_go.collect());
+    world.end(sessions);
     world
 }
 

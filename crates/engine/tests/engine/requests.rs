@@ -1,9 +1,10 @@
 //! Requests together against each alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dunlin_engine::{
-    Completion, ContextOverflow, DiskTierConfig, Engine, EngineConfig, Event, Finish, Request,
+    CancelFlag, Completion, ContextOverflow, DiskTierConfig, Engine, EngineConfig, Event, Finish,
+    Request,
 };
 use dunlin_kvcache::TenantId;
 use dunlin_scheduler::Class;
@@ -165,6 +166,72 @@ fn cancelled_requests_end_and_the_others_do_not_notice() {
     assert_eq!(third.choices[0].finish, Finish::Cancelled);
     assert!(third.choices[0].token_ids.is_empty());
     assert_eq!(free_blocks(&engine), 11);
+}
+
+/// Requests whose KV comes from disk or goes there, cancelled just then.
+#[test]
+fn requests_that_leave_while_kv_moves_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut loading, mut leaving) = (0, 0);
+    for seed in 0..24 {
+        let mut config = EngineConfig::new(64);
+        config.disk = Some(DiskTierConfig {
+            folder: folder.path().into(),
+            blocks: 120,
+            bytes_per_s: 1 << 40,
+        });
+        let mut engine = engine_over(Toy::new(64, 4, 24), config);
+        let requests = strangers();
+        // All that memory does not hold goes to disk.
+        run_all(&mut engine, &requests);
+        let mut random = SeedTree::root(seed).child("leavers").stream();
+        let mut ids = BTreeMap::new();
+        for request in &requests {
+            let request = Request { cancel: CancelFlag::new(), ..request.clone() };
+            ids.insert(engine.submit(request.clone()).unwrap(), request);
+        }
+        let (mut done, mut begun) = (BTreeMap::new(), BTreeSet::new());
+        let mut more = true;
+        while more {
+            more = engine.step(&mut |event| match event {
+                Event::Token { request, .. } => drop(begun.insert(request)),
+                Event::Text { .. } => {}
+                Event::Finished { request, completion } => drop(done.insert(request, completion)),
+            });
+            let (kv, load) = (engine.core().kv(), engine.core().load());
+            if load.loading == 0 && kv.leaving_blocks() == 0 || random.next_below(3) == 0 {
+                continue;
+            }
+            (loading, leaving) = (loading + load.loading, leaving + kv.leaving_blocks());
+            // Those that load are among those that have not begun, and mostly the oldest.
+            let open = ids.keys().filter(|id| !done.contains_key(id) && !begun.contains(id));
+            let count = 1 + random.next_below(3) as usize;
+            open.take(count).for_each(|id| ids[id].cancel.cancel());
+        }
+        let mut left = 0;
+        for (id, request) in &ids {
+            for (n, choice) in done[id].choices.iter().enumerate() {
+                let wanted = reference(request, n as u32);
+                if choice.finish == Finish::Cancelled {
+                    assert!(request.cancel.is_cancelled() && choice.token_ids.len() < wanted.len());
+                    left += 1;
+                } else {
+                    assert_eq!(choice.token_ids, wanted, "seed {seed}, request {id}");
+                }
+            }
+        }
+        assert!(left > 0, "seed {seed}");
+        engine.core().check().unwrap();
+        let (kv, load) = (engine.core().kv(), engine.core().load());
+        assert_eq!((kv.moves_in_flight(), kv.leaving_blocks(), load.loading), (0, 0, 0));
+        assert_eq!(free_blocks(&engine), 64);
+        // What is on disk is right, and what is not is computed.
+        assert_as_reference(&requests, &run_all(&mut engine, &requests));
+        drop(engine);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file stays");
+    }
+    println!("{loading} loading, {leaving} blocks on their way to disk when requests left");
+    assert!(loading > 20 && leaving > 20, "{loading} {leaving}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! or folder a drafter.
 
 mod best_first;
+pub(crate) mod grammar;
 pub mod lookup;
 pub mod model;
 pub mod store;

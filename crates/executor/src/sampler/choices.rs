@@ -2,8 +2,6 @@
 
 use std::cmp::Reverse;
 
-use dunlin_units::{Noise, Purpose};
-
 use super::{SampleError, SamplePlace, Sampler, SamplingParams, gumbel, truncate};
 use crate::math::{exp_nonpositive, sum_exp};
 
@@ -69,8 +67,7 @@ impl Sampler {
         to: &mut Vec<Choice>,
     ) {
         let Some(chosen) = self.choose(params, place, logits) else { return };
-        let position = place.tokens.len() as u64;
-        let noise = Noise::new(params.seed, place.choice, position, Purpose::Sample);
+        let noise = place.noise(params.seed);
         let max = self.maxima.max();
         let temperature = f64::from(params.temperature);
         let value = |token: u32| {

@@ -32,31 +32,101 @@ pub(super) fn choose(candidates: &[Candidate], noise: &Noise) -> Option<u32> {
 
 /// The chosen one of the whole vocabulary, whose largest logit is that of `argmax`. The same token
 /// as [`choose`] gives for all of it.
-///
-/// Of most tokens it computes only the noise's bits: with `-ln(1 - v) >= v`, a token needs
-/// `v < e^-(best - score)`, which the position of the highest set bit nearly always refutes.
 pub(super) fn choose_of_all(logits: &[f32], argmax: u32, temperature: f32, noise: &Noise) -> u32 {
-    let max = f64::from(logits[argmax as usize]);
-    let temperature = f64::from(temperature);
-    let per_bit = std::f64::consts::LOG2_E / temperature;
-    let mut best = gumbel(noise.u64_at(argmax));
-    let mut chosen = argmax;
+    let base = logits[argmax as usize];
+    let mut search = Search::new(logits, argmax, base, temperature, noise);
     for (group, chunk) in logits.chunks(4).enumerate() {
-        let words = noise.group(group as u32);
-        for (within, (&word, &logit)) in words.iter().zip(chunk).enumerate() {
-            // v >= word / 2^32 >= 2^(magnitude - 32); the slack covers the rounding here.
-            let magnitude = 31.0 - f64::from((word | 1).leading_zeros());
-            let deficit =
-                best * std::f64::consts::LOG2_E + (max - f64::from(logit)) * per_bit - 1e-6;
-            if word != 0 && magnitude - 32.0 >= -deficit {
-                continue;
-            }
-            let token = (group * 4 + within) as u32;
-            let value = (f64::from(logit) - max) / temperature + gumbel(noise.u64_at(token));
-            if value > best || (value == best && token < chosen) {
-                (best, chosen) = (value, token);
+        search.look(group, chunk, 0b1111);
+    }
+    search.chosen
+}
+
+/// The chosen one of the tokens whose bits are set, the largest of whose logits is that of `argmax`.
+/// Scores are taken from `base`, at least that logit: with the largest of all tokens' as base, every
+/// token's value is the same as in [`choose_of_all`], so that its token is chosen here too where it
+/// is allowed.
+pub(super) fn choose_of_allowed(
+    logits: &[f32],
+    allowed: &[u32],
+    argmax: u32,
+    base: f32,
+    temperature: f32,
+    noise: &Noise,
+) -> u32 {
+    let mut search = Search::new(logits, argmax, base, temperature, noise);
+    for (word, (&bits, chunk)) in allowed.iter().zip(logits.chunks(32)).enumerate() {
+        if bits == 0 {
+            continue;
+        }
+        for (group, chunk) in chunk.chunks(4).enumerate() {
+            let bits = bits >> (4 * group) & 0b1111;
+            if bits != 0 {
+                search.look(word * 8 + group, chunk, bits);
             }
         }
     }
-    chosen
+    search.chosen
+}
+
+/// The best value so far on the way through the tokens.
+///
+/// Of most tokens it computes only the noise's bits: with `-ln(1 - v) >= v`, a token needs
+/// `v < e^-(best - score)`, which the position of the highest set bit nearly always refutes.
+struct Search<'a> {
+    noise: &'a Noise,
+    base: f64,
+    /// The largest logit that may be met.
+    max: f64,
+    temperature: f64,
+    /// Binary digits of the noise that a logit of 1 is worth.
+    per_bit: f64,
+    /// Digits that rounding may be worth.
+    slack: f64,
+    best: f64,
+    /// The best value as it is with `max` as base.
+    ahead: f64,
+    chosen: u32,
+}
+
+impl<'a> Search<'a> {
+    fn new(logits: &[f32], argmax: u32, base: f32, temperature: f32, noise: &'a Noise) -> Self {
+        let (max, base) = (f64::from(logits[argmax as usize]), f64::from(base));
+        let temperature = f64::from(temperature);
+        let per_bit = std::f64::consts::LOG2_E / temperature;
+        let ahead = gumbel(noise.u64_at(argmax));
+        // Values far from 0 are rounded more coarsely.
+        let slack = 1e-6 + 1e-12 * (base - max) * per_bit;
+        let best = (max - base) / temperature + ahead;
+        Self { noise, base, max, temperature, per_bit, slack, best, ahead, chosen: argmax }
+    }
+
+    /// Looks at those of four tokens whose bits are set.
+    #[inline(always)]
+    fn look(&mut self, group: usize, logits: &[f32], bits: u32) {
+        let words = self.noise.group(group as u32);
+        for (within, (&word, &logit)) in words.iter().zip(logits).enumerate() {
+            if bits >> within & 1 == 0 {
+                continue;
+            }
+            let logit = f64::from(logit);
+            // v >= word / 2^32 >= 2^(magnitude - 32).
+            let magnitude = 31.0 - f64::from((word | 1).leading_zeros());
+            let deficit = self.ahead * std::f64::consts::LOG2_E + (self.max - logit) * self.per_bit
+                - self.slack;
+            if word != 0 && magnitude - 32.0 >= -deficit {
+                continue;
+            }
+            self.compare((group * 4 + within) as u32, logit);
+        }
+    }
+
+    fn compare(&mut self, token: u32, logit: f64) {
+        let noise = gumbel(self.noise.u64_at(token));
+        let value = (logit - self.base) / self.temperature + noise;
+        if value > self.best || (value == self.best && token < self.chosen) {
+            self.best = value;
+            self.ahead = (logit - self.max) / self.temperature + noise;
+            self.chosen = token;
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) use residual::{Weight, law};
 use std::cmp::Reverse;
 
 use dunlin_tensor::Best;
-use dunlin_tokenizer::grammar::GrammarError;
+use dunlin_tokenizer::grammar::{GrammarError, GrammarMatcher};
 use dunlin_units::{Noise, Purpose};
 
 use crate::math::{ln, sum_exp};
@@ -82,6 +82,18 @@ pub struct SamplePlace<'a> {
     pub prompt_len: usize,
     /// The number of this choice among the samples of one prompt.
     pub choice: u32,
+}
+
+impl<'a> SamplePlace<'a> {
+    /// The tokens after the prompt.
+    pub fn output(&self) -> &'a [u32] {
+        &self.tokens[self.prompt_len.min(self.tokens.len())..]
+    }
+
+    /// What decides between tokens here.
+    fn noise(&self, seed: u64) -> Noise {
+        Noise::new(seed, self.choice, self.tokens.len() as u64, Purpose::Sample)
+    }
 }
 
 /// A token and its log-probability under the model's own distribution (temperature 1, nothing
@@ -152,11 +164,51 @@ impl Sampler {
         logprobs: Option<usize>,
         allowed: Option<&[u32]>,
     ) -> Result<Sampled, SampleError> {
+        self.sample_with(params, place, logits, logprobs, |sampler, logits| match allowed {
+            None => Ok(sampler.choose(params, place, logits)),
+            Some(allowed) => Ok(sampler.choose_allowed(params, place, logits, allowed)),
+        })
+    }
+
+    /// The same among the tokens that a grammar allows after the output so far: what
+    /// [`Sampler::sample_allowed`] chooses of them, and mostly without their having been found. The
+    /// value that decides is a token's own, so what has the largest of all has the largest of those
+    /// that are allowed, if it is one; the grammar is asked about it alone. (Truncation looks at all
+    /// allowed tokens' probabilities, so they are found.)
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`], and what the grammar has to say.
+    pub fn sample_following(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &mut [f32],
+        logprobs: Option<usize>,
+        grammar: &mut GrammarMatcher,
+    ) -> Result<Sampled, SampleError> {
+        let wants_all = params.wants_all_allowed(logits.len());
+        self.sample_with(params, place, logits, logprobs, |sampler, logits| {
+            let best = if wants_all { None } else { sampler.choose(params, place, logits) };
+            if let Some(best) = best.filter(|&t| grammar.surely_allows(place.output(), t)) {
+                return Ok(Some(best));
+            }
+            let allowed = grammar.allowed(place.output())?;
+            Ok(sampler.choose_allowed(params, place, logits, allowed))
+        })
+    }
+
+    /// Has a token chosen from the edited logits.
+    fn sample_with(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &mut [f32],
+        logprobs: Option<usize>,
+        choose: impl FnOnce(&mut Self, &[f32]) -> Result<Option<u32>, SampleError>,
+    ) -> Result<Sampled, SampleError> {
         let raw_max = self.scan(place, logits)?;
         let log_sum = logprobs.map(|count| self.rank_logprobs(logits, raw_max, count));
-        let chosen = self.edited(params, place, logits, allowed, |sampler, logits| {
-            sampler.choose(params, place, logits)
-        });
+        let chosen = self.edited(params, place, logits, None, choose)?;
         let token = chosen.ok_or(SampleError::NothingLeft { position: place.tokens.len() })?;
         let logprob = log_sum.map(|log_sum| f64::from(logits[token as usize]) - log_sum);
         Ok(Sampled { token, logprob })
@@ -238,14 +290,41 @@ impl Sampler {
         if params.temperature == 0.0 {
             return Some(argmax);
         }
-        let position = place.tokens.len() as u64;
-        let noise = Noise::new(params.seed, place.choice, position, Purpose::Sample);
+        let noise = place.noise(params.seed);
         if truncate::truncates(params, logits.len()) {
             let left = self.truncation.candidates(params, logits, max, &mut self.maxima);
             gumbel::choose(left, &noise)
         } else {
             Some(gumbel::choose_of_all(logits, argmax, params.temperature, &noise))
         }
+    }
+
+    /// The same among the tokens whose bits are set; `None` where all of those are minus infinity.
+    fn choose_allowed(
+        &mut self,
+        params: &SamplingParams,
+        place: SamplePlace<'_>,
+        logits: &[f32],
+        allowed: &[u32],
+    ) -> Option<u32> {
+        if params.wants_all_allowed(logits.len()) {
+            let mut masked = std::mem::take(&mut self.masked);
+            mask(logits, allowed, &mut masked);
+            // The logits were looked at before, and none was added.
+            let _ = self.maxima.scan(&masked);
+            let chosen = self.choose(params, place, &masked);
+            self.masked = masked;
+            return chosen;
+        }
+        let argmax = self.maxima.argmax_of(logits, allowed)?;
+        if params.temperature == 0.0 {
+            return Some(argmax);
+        }
+        let base = Some(self.maxima.max()).filter(|max| max.is_finite());
+        let base = base.unwrap_or(logits[argmax as usize]);
+        let noise = place.noise(params.seed);
+        let temperature = params.temperature;
+        Some(gumbel::choose_of_allowed(logits, allowed, argmax, base, temperature, &noise))
     }
 }
 

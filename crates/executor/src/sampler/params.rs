@@ -1,5 +1,7 @@
 //! What a request may ask of the sampler, and the checks of it.
 
+use super::truncate::truncates;
+
 /// A sampling parameter that cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field}: {value} is out of range; {allowed}")]
@@ -123,6 +125,12 @@ impl SamplingParams {
     /// Whether the choice is the largest logit's, whatever the tokens before.
     pub fn wants_best_alone(&self) -> bool {
         self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
+    }
+
+    /// Whether a choice under a grammar looks at all that is allowed: truncation goes by the allowed
+    /// tokens' probabilities.
+    pub(crate) fn wants_all_allowed(&self, vocab_size: usize) -> bool {
+        self.temperature > 0.0 && truncates(self, vocab_size)
     }
 
     /// Whether any penalty is on.

@@ -84,6 +84,30 @@ impl BlockMaxima {
         u32::try_from(index * BLOCK + within).ok()
     }
 
+    /// The same among the tokens whose bits are set; `None` where all of them have minus infinity.
+    pub(super) fn argmax_of(&self, logits: &[f32], allowed: &[u32]) -> Option<u32> {
+        const WORDS: usize = BLOCK / 32;
+        let (mut best, mut token) = (f32::NEG_INFINITY, None);
+        for (index, (&max, words)) in self.maxima.iter().zip(allowed.chunks(WORDS)).enumerate() {
+            if max <= best {
+                continue;
+            }
+            let block = block_at(logits, index);
+            for (word, (&bits, chunk)) in words.iter().zip(block.chunks(32)).enumerate() {
+                let mut bits = bits;
+                while bits != 0 {
+                    let within = bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    if chunk.get(within).is_some_and(|&x| x > best) {
+                        best = chunk[within];
+                        token = u32::try_from(index * BLOCK + word * 32 + within).ok();
+                    }
+                }
+            }
+        }
+        token
+    }
+
     /// Calls `visit` with every token whose logit is at least `threshold` and above minus infinity,
     /// in the order of ids.
     pub(super) fn for_each_above(

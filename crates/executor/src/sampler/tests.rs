@@ -3,6 +3,8 @@
 use super::*;
 use dunlin_units::SeedTree;
 
+mod allowed;
+
 const SEED: u64 = 20_261_130;
 
 fn place(tokens: &[u32], prompt_len: usize) -> SamplePlace<'_> {

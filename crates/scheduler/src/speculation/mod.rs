@@ -47,11 +47,14 @@ pub enum DrafterKind {
     /// What followed the same tokens in earlier answers of the same tenant, or in a corpus. Costs no
     /// step.
     Store,
+    /// What the request's grammar leaves no choice about. Costs no step.
+    Grammar,
 }
 
 impl DrafterKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Lookup, Self::Model, Self::Layers, Self::Store];
+    pub const ALL: [Self; 5] =
+        [Self::Lookup, Self::Model, Self::Layers, Self::Store, Self::Grammar];
 
     /// Its name on command lines and in reports.
     pub fn name(self) -> &'static str {
@@ -60,6 +63,7 @@ impl DrafterKind {
             Self::Model => "draft",
             Self::Layers => "layers",
             Self::Store => "store",
+            Self::Grammar => "grammar",
         }
     }
 
@@ -103,7 +107,10 @@ impl fmt::Display for Speculate {
 
 /// Not a way to speculate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to speculate: it is auto, off, lookup, store, draft or layers")]
+#[error(
+    "{0:?} is no way to speculate: it is auto, off, lookup, store, grammar, draft or \
+         layers"
+)]
 pub struct ParseSpeculateError(String);
 
 impl FromStr for Speculate {

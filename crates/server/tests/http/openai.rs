@@ -157,7 +157,7 @@ fn drafts() {
     let answer = server.post(TEXT, r#"{"prompt":"Hi","speculate":"maybe"}"#);
     assert_eq!(answer.status, 400);
     assert!(
-        answer.text().contains("auto, off, lookup, store, draft or layers"),
+        answer.text().contains("auto, off, lookup, store, grammar, draft or layers"),
         "{}",
         answer.text()
     );

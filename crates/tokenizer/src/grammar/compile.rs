@@ -39,7 +39,12 @@ pub(super) struct Compiled {
     /// The same, with tables that nobody has filled.
     pristine: Mutex<TokenParser>,
     source: GrammarSource,
+    plain: PlainTokens,
 }
+
+/// The tokens that are text and nothing else, one bit each: no end, no control token, not empty. A
+/// parser can be asked about one of them alone.
+type PlainTokens = Arc<[u32]>;
 
 impl std::fmt::Debug for Grammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -50,7 +55,11 @@ impl std::fmt::Debug for Grammar {
 impl Grammar {
     /// A matcher at the start of a text.
     pub fn matcher(&self) -> GrammarMatcher {
-        GrammarMatcher::new(self.clone(), Matcher::new(Ok(lock(&self.0.shared).clone())))
+        GrammarMatcher::new(self.clone(), self.inner_matcher())
+    }
+
+    pub(super) fn inner_matcher(&self) -> Matcher {
+        Matcher::new(Ok(lock(&self.0.shared).clone()))
     }
 
     /// A matcher that shares nothing with others: it fails where the grammar does, and never because
@@ -59,6 +68,11 @@ impl Grammar {
         let fresh = lock(&self.0.pristine).deep_clone();
         *lock(&self.0.shared) = fresh.deep_clone();
         Matcher::new(Ok(fresh))
+    }
+
+    /// Whether a token is text and nothing else.
+    pub(super) fn is_plain(&self, token: u32) -> bool {
+        self.0.plain.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
     /// About how many bytes it holds.
@@ -79,6 +93,7 @@ impl Grammar {
 pub struct GrammarCompiler {
     factory: ParserFactory,
     tokenizer: Tokenizer,
+    plain: PlainTokens,
     /// Tokens of the vocabulary.
     n_tokens: usize,
     pub(super) cache: Mutex<Cache>,
@@ -121,8 +136,9 @@ impl GrammarCompiler {
             ..ParserLimits::default()
         };
         let n_tokens = tokenizer.n_tokens() as usize;
-        let tokenizer = tokenizer.clone();
-        Ok(Self { factory, tokenizer, n_tokens, cache: Mutex::default(), turn: Mutex::default() })
+        let (tokenizer, plain) = (tokenizer.clone(), plain_tokens(env.tok_trie()));
+        let (cache, turn) = (Mutex::default(), Mutex::default());
+        Ok(Self { factory, tokenizer, plain, n_tokens, cache, turn })
     }
 
     /// Words of a mask.
@@ -160,7 +176,8 @@ impl GrammarCompiler {
         }
         let pristine = Mutex::new(parser.deep_clone());
         let shared = Mutex::new(parser);
-        let grammar = Grammar(Arc::new(Compiled { shared, pristine, source: source.clone() }));
+        let (source, plain) = (source.clone(), self.plain.clone());
+        let grammar = Grammar(Arc::new(Compiled { shared, pristine, source, plain }));
         // What cannot even begin is told now.
         let mut first = grammar.matcher();
         let begins = first.allowed(&[]).map(drop);
@@ -281,6 +298,19 @@ fn bounded_whitespace(mut schema: Value) -> Value {
         object.insert("x-guidance".into(), options);
     }
     schema
+}
+
+/// Those of a vocabulary.
+fn plain_tokens(trie: &TokTrie) -> PlainTokens {
+    let mut plain = vec![0u32; trie.vocab_size().div_ceil(32)];
+    for token in 0..trie.vocab_size() as u32 {
+        let bytes = trie.token(token);
+        let is_text = !bytes.is_empty() && !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
+        if is_text && !trie.eos_tokens().contains(&token) {
+            plain[token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+    plain.into()
 }
 
 /// The vocabulary as the library takes it.

@@ -13,6 +13,8 @@ pub struct GrammarMatcher {
     seen: Vec<u32>,
     /// What may come after them, one bit a token, where that was computed.
     allowed: Option<Vec<u32>>,
+    /// Of how many of them the text was complete first, if it is.
+    complete: Option<usize>,
     /// Whether it has tables of its own already.
     alone: bool,
 }
@@ -30,6 +32,7 @@ impl Clone for GrammarMatcher {
             inner: self.inner.clone(),
             seen: self.seen.clone(),
             allowed: self.allowed.clone(),
+            complete: self.complete,
             alone: self.alone,
         }
     }
@@ -37,7 +40,7 @@ impl Clone for GrammarMatcher {
 
 impl GrammarMatcher {
     pub(super) fn new(grammar: Grammar, inner: Matcher) -> Self {
-        Self { grammar, inner, seen: Vec::new(), allowed: None, alone: false }
+        Self { grammar, inner, seen: Vec::new(), allowed: None, complete: None, alone: false }
     }
 
     /// The tokens that may follow these: bit `i % 32` of word `i / 32` is token `i`. The last word
@@ -64,6 +67,20 @@ impl GrammarMatcher {
         Ok(self.allowed.as_deref().unwrap_or_default())
     }
 
+    /// Whether this token may follow these, without the work for all others. `true` is what
+    /// [`GrammarMatcher::allowed`] says too; `false` says that the token is not allowed, or that only
+    /// [`GrammarMatcher::allowed`] knows.
+    pub fn surely_allows(&mut self, tokens: &[u32], token: u32) -> bool {
+        if self.follow(tokens).is_err() {
+            return false;
+        }
+        if let Some(mask) = &self.allowed {
+            return mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
+        }
+        // Where its tables are full it takes nothing, so a token that it takes is a right one.
+        self.grammar.is_plain(token) && self.inner.validate_tokens(&[token]).is_ok_and(|n| n == 1)
+    }
+
     /// Goes on to after these tokens.
     ///
     /// # Errors
@@ -87,17 +104,36 @@ impl GrammarMatcher {
         )
     }
 
+    /// Whether the text of these tokens is complete and nothing can follow. It does not go back to
+    /// tokens that it has been through.
+    ///
+    /// # Errors
+    /// As [`GrammarMatcher::allowed`].
+    pub fn is_completed_by(&mut self, tokens: &[u32]) -> Result<bool, GrammarError> {
+        if !self.seen.starts_with(tokens) {
+            self.follow(tokens)?;
+        }
+        Ok(self.complete.is_some_and(|complete| complete <= tokens.len()))
+    }
+
     /// From the state after the first `common` tokens that were seen to that after `tokens`.
     fn walk(&mut self, common: usize, tokens: &[u32]) -> Result<(), ()> {
         self.allowed = None;
         let back = self.seen.len() - common;
         if back > 0 {
             self.inner.rollback(back).map_err(drop)?;
+            // It knows its last set by the number of its parser's rows and the lexer's state, which
+            // another way to here may share.
+            self.inner.invalidate_bias_cache();
             self.seen.truncate(common);
+            self.complete = self.complete.filter(|&complete| complete <= common);
         }
         for &token in &tokens[common..] {
             self.inner.consume_token(token).map_err(drop)?;
             self.seen.push(token);
+            if self.complete.is_none() && self.is_complete() {
+                self.complete = Some(self.seen.len());
+            }
         }
         Ok(())
     }
@@ -111,6 +147,7 @@ impl GrammarMatcher {
         }
         self.inner = self.grammar.matcher_alone();
         self.seen.clear();
+        self.complete = None;
         self.walk(0, tokens).map_err(|()| error)
     }
 

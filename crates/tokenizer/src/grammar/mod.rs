@@ -9,15 +9,17 @@
 //! The parsers are llguidance's (an Earley parser over derivatives of regular expressions). Here are
 //! what it lacks for strangers' grammars: limits on size, nesting, time and memory, a cache that is
 //! bounded, and errors fit to be shown. No token is forced: where one is the only one allowed, it is
-//! chosen like any other.
+//! chosen like any other. [`ForcedText`] guesses what such tokens will be, for drafts.
 
 mod compile;
+mod forced;
 mod gbnf;
 mod matcher;
 #[cfg(test)]
 mod tests;
 
 pub use compile::{Grammar, GrammarCompiler};
+pub use forced::ForcedText;
 pub use matcher::GrammarMatcher;
 
 /// What a text must be, as it was given.

@@ -1,11 +1,13 @@
 use std::{sync::Arc, time::Instant};
 
+use dunlin_units::SeedTree;
+
 use super::{GrammarCompiler, GrammarError, GrammarSource};
 use crate::{TokenType, Tokenizer, VocabKind, VocabSource, build_image};
 
-/// The 256 bytes, then some longer tokens and the end.
-const WORDS: [&str; 12] =
-    ["{\"", "\":", "true", "false", "null", "abc", "ab", "é", "12", "\", \"", "]}", "yes"];
+/// The 256 bytes, then some longer tokens (one of which is a byte again) and the end.
+const WORDS: [&str; 13] =
+    ["{\"", "\":", "true", "false", "null", "abc", "ab", "é", "12", "\", \"", "]}", "yes", "a"];
 const END: u32 = 256 + WORDS.len() as u32;
 
 fn tokenizer() -> Tokenizer {
@@ -201,12 +203,114 @@ fn a_matcher_goes_back_and_forth_and_always_says_the_same() {
         assert_eq!(copy.allowed(&tokens[..7]).unwrap(), &fresh[7][..]);
     }
     assert!(matcher.is_complete());
+    for n in [20, 19, 3, 0, 20] {
+        assert_eq!(matcher.is_completed_by(&tokens[..n]), Ok(n == 20));
+    }
     assert_eq!(matcher.allowed(&tokens).unwrap(), &fresh[20][..]);
     assert!(has(&fresh[20], END));
     matcher.follow(&tokens[..4]).unwrap();
     assert!(!matcher.is_complete());
+    assert_eq!(matcher.is_completed_by(&tokens[..4]), Ok(false));
     // A text that the grammar does not allow.
     assert!(matcher.follow(&[u32::from(b'x')]).is_err());
+}
+
+/// The parser keeps its last mask by what another way to the same place may share.
+#[test]
+fn ways_that_differ_in_what_comes_later_are_told_apart() {
+    let lark = "start: \"p\" DIGIT \"2\" | \"q\" DIGIT \"3\"\nDIGIT: /1/";
+    let grammar = compiler().compile(&GrammarSource::Grammar(lark.into())).unwrap();
+    let twelve = 256 + WORDS.iter().position(|&word| word == "12").unwrap() as u32;
+    let mut matcher = grammar.matcher();
+    for (first, right) in [(b'p', true), (b'q', false), (b'p', true)] {
+        let mask = matcher.allowed(&[u32::from(first)]).unwrap();
+        assert!(has(mask, u32::from(b'1')));
+        assert_eq!(has(mask, twelve), right, "12 after {first}");
+    }
+}
+
+#[test]
+fn a_token_alone_is_judged_as_all_together_are() {
+    let compiler = compiler();
+    let schema = r#"{"type": "object", "required": ["abc"], "properties": {"abc": {"type": "string",
+        "maxLength": 5}, "yes": {"enum": ["ab", true, 12, null]}, "n": {"type": "number"}}}"#;
+    let token = GrammarSource::AfterToken { token: "<end>".into(), grammar: "rest: /a*/".into() };
+    let sources = [
+        GrammarSource::JsonSchema(schema.into()),
+        GrammarSource::json_object(),
+        GrammarSource::Regex("((abc?|é|yes|[^a-z]){2,4}12)*".into()),
+        GrammarSource::Grammar("start: \"{\\\"\" start \"]}\" | /[a-c1]+/ start | \"true\"".into()),
+        GrammarSource::Choice(vec!["abcabc".into(), "abcyes".into(), "é12".into()]),
+        GrammarSource::Either(vec![GrammarSource::Regex("ab+".into()), token]),
+    ];
+    let mut random = SeedTree::root(11).stream();
+    for source in &sources {
+        let grammar = compiler.compile(source).unwrap();
+        let (mut all, mut alone) = (grammar.matcher(), grammar.matcher());
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..12 {
+            let mut tokens = Vec::new();
+            while tokens.len() < 12 {
+                let Ok(mask) = all.allowed(&tokens) else { break };
+                for token in 0..=END + 40 {
+                    let surely = alone.surely_allows(&tokens, token);
+                    let right = mask.get(token as usize / 32).is_some_and(|_| has(mask, token));
+                    // The end, and a byte that no text has, are left to the mask.
+                    if surely || !(token >= END || token == 0xFF) {
+                        assert_eq!(surely, right, "{source:?}, {tokens:?}, {token}");
+                        (taken, refused) = (taken + u32::from(right), refused + u32::from(!right));
+                    }
+                }
+                let next: Vec<u32> = (0..=END).filter(|&token| has(mask, token)).collect();
+                let next = next[random.next_below(next.len() as u64) as usize];
+                if next == END {
+                    break;
+                }
+                tokens.push(next);
+            }
+        }
+        assert!(taken > 20 && refused > 1000, "{source:?}: {taken}, {refused}");
+    }
+}
+
+#[test]
+fn what_is_forced_is_spelt_and_nothing_else() {
+    let compiler = compiler();
+    let word = |text: &str| 256 + WORDS.iter().position(|&word| word == text).unwrap() as u32;
+    let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let schema = r#"{"type": "object", "required": ["abc", "yes"], "additionalProperties": false,
+        "properties": {"abc": {"type": "boolean"}, "yes": {"type": "integer"}},
+        "x-guidance": {"whitespace_flexible": false}}"#;
+    let grammar = compiler.compile(&GrammarSource::JsonSchema(schema.into())).unwrap();
+    let (open, colon) = (word("{\""), word("\":"));
+    let mut forced = grammar.forced_text();
+    assert_eq!(forced.after(&[], 31), [open, word("abc"), colon]);
+    assert_eq!(forced.after(&[open], 31), [word("abc"), colon]);
+    assert_eq!(forced.after(&[open], 1), [word("abc")]);
+    // Spelt otherwise than was guessed.
+    let mut tokens = [&[open], &bytes("ab")[..]].concat();
+    assert_eq!(forced.after(&tokens, 31), [u32::from(b'c'), colon]);
+    tokens.extend(bytes("c\":"));
+    assert!(forced.after(&tokens, 31).is_empty(), "true or false");
+    tokens.push(u32::from(b't'));
+    let rest = [&bytes("rue,\"")[..], &[word("yes"), colon]].concat();
+    assert_eq!(forced.after(&tokens, 31), rest);
+    tokens.extend(rest);
+    assert!(forced.after(&tokens, 31).is_empty());
+    // What the grammar does not allow, and what comes after that.
+    tokens.push(u32::from(b'x'));
+    assert!(forced.after(&tokens, 31).is_empty());
+    tokens.push(u32::from(b'1'));
+    assert!(forced.after(&tokens, 31).is_empty());
+    // Long texts that are forced are spelt in parts, and those that have no end are no trouble.
+    let long = GrammarSource::Choice(vec!["é".repeat(20_000)]);
+    let long = compiler.compile(&long).unwrap();
+    assert_eq!(long.forced_text().after(&[], 7), [word("é"); 7]);
+    let endless = compiler.compile(&GrammarSource::Grammar("start: \"ab\" start".into()));
+    if let Ok(endless) = endless {
+        let found = endless.forced_text().after(&[], 31);
+        assert!(found.len() <= 31 && found.iter().all(|&token| token == word("ab")), "{found:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `dunlin bench grammar`: what it costs that an answer fits a JSON schema. Masks are timed alone, on
-//! the tokens of answers that fit; and decoding under the schema stands beside free decoding, which
-//! says how much of that cost the forward pass does not hide.
+//! the tokens of answers that fit; and decoding under the schema, without and with drafts of what the
+//! schema leaves no choice about, stands beside free decoding.
 
 use std::{
     io::Write as _,
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dunlin_engine::{Engine, Event, Request};
+use dunlin_engine::{DrafterKind, Engine, Event, Request, Speculate};
 use dunlin_executor::sampler::SamplingParams;
 use dunlin_model::CpuModel;
 use dunlin_tokenizer::grammar::{Grammar, GrammarCompiler, GrammarSource};
@@ -75,8 +75,18 @@ struct Decoding {
     /// Milliseconds a step, medians of each repetition.
     free_step_ms: Vec<f64>,
     constrained_step_ms: Vec<f64>,
-    /// Of the medians: what the schema adds to a step, as a share of it.
+    /// What the schema adds to a step, as a share of it: the median over repetitions, each of which
+    /// decodes in all ways one after the other.
     overhead: f64,
+    /// Milliseconds from one token of a sequence to its next, means of each repetition.
+    free_token_ms: Vec<f64>,
+    constrained_token_ms: Vec<f64>,
+    /// With drafts of what is forced. The answers are those without.
+    drafted_token_ms: Vec<f64>,
+    /// As `overhead`, of the time between tokens.
+    drafted_overhead: f64,
+    /// Tokens of a sequence in a step with drafts.
+    drafted_tokens: f64,
     /// Microseconds a token of choosing it, masks that were not ready in time included.
     free_sample_us: f64,
     constrained_sample_us: f64,
@@ -102,7 +112,18 @@ struct Report {
 struct Ran {
     answers: Vec<Vec<u32>>,
     step_ms: f64,
+    token_ms: f64,
+    /// Tokens of a sequence in a step.
+    step_tokens: f64,
     sample_us: f64,
+}
+
+/// How a repetition decodes.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    Free,
+    Constrained(&'a Grammar),
+    Drafted(&'a Grammar),
 }
 
 /// Measures, and writes the report.
@@ -129,24 +150,17 @@ pub fn run(
     let compile_ms = ms(started.elapsed());
     let (mut decoding, mut answers) = (Vec::new(), Vec::new());
     for sequences in SEQUENCES {
-        let (mut free, mut constrained) = (Vec::new(), Vec::new());
+        let (mut free, mut constrained, mut drafted) = (Vec::new(), Vec::new(), Vec::new());
         for repetition in 0..reps.max(1) {
-            let seed = (1000 * repetition) as u64;
-            free.push(decode(&mut bench, sequences, output, seed, None)?);
-            constrained.push(decode(&mut bench, sequences, output, seed, Some(&grammar))?);
+            let mut decode = |way| decode(&mut bench, sequences, output, 1000 * repetition, way);
+            free.push(decode(Way::Free)?);
+            constrained.push(decode(Way::Constrained(&grammar))?);
+            drafted.push(decode(Way::Drafted(&grammar))?);
+            if drafted.last().map(|ran| &ran.answers) != constrained.last().map(|ran| &ran.answers) {
+                anyhow::bail!("drafts have changed an answer");
+            }
         }
-        let of = |all: &[Ran], value: fn(&Ran) -> f64| all.iter().map(value).collect::<Vec<_>>();
-        let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
-        let (free_step_ms, constrained_step_ms) =
-            (of(&free, |ran| ran.step_ms), of(&constrained, |ran| ran.step_ms));
-        decoding.push(Decoding {
-            sequences,
-            overhead: middle(&constrained_step_ms) / middle(&free_step_ms) - 1.0,
-            free_sample_us: middle(&of(&free, |ran| ran.sample_us)),
-            constrained_sample_us: middle(&of(&constrained, |ran| ran.sample_us)),
-            free_step_ms,
-            constrained_step_ms,
-        });
+        decoding.push(Decoding::of(sequences, &free, &constrained, &drafted));
         answers.extend(constrained.into_iter().flat_map(|ran| ran.answers));
     }
     // Other tables than those that decoding has filled.
@@ -176,6 +190,30 @@ pub fn run(
     Ok(out.flush()?)
 }
 
+impl Decoding {
+    fn of(sequences: usize, free: &[Ran], constrained: &[Ran], drafted: &[Ran]) -> Self {
+        let of = |all: &[Ran], value: fn(&Ran) -> f64| all.iter().map(value).collect::<Vec<_>>();
+        let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+        let over = |ran: &[Ran], value: fn(&Ran) -> f64| {
+            let shares = ran.iter().zip(free).map(|(ran, free)| value(ran) / value(free) - 1.0);
+            middle(&shares.collect::<Vec<_>>())
+        };
+        Self {
+            sequences,
+            free_step_ms: of(free, |ran| ran.step_ms),
+            constrained_step_ms: of(constrained, |ran| ran.step_ms),
+            overhead: over(constrained, |ran| ran.step_ms),
+            free_token_ms: of(free, |ran| ran.token_ms),
+            constrained_token_ms: of(constrained, |ran| ran.token_ms),
+            drafted_token_ms: of(drafted, |ran| ran.token_ms),
+            drafted_overhead: over(drafted, |ran| ran.token_ms),
+            drafted_tokens: middle(&of(drafted, |ran| ran.step_tokens)),
+            free_sample_us: middle(&of(free, |ran| ran.sample_us)),
+            constrained_sample_us: middle(&of(constrained, |ran| ran.sample_us)),
+        }
+    }
+}
+
 /// The time of each mask on the way through answers.
 fn masks(grammar: &Grammar, answers: &[Vec<u32>]) -> anyhow::Result<Masks> {
     let mut times = Vec::new();
@@ -195,10 +233,15 @@ fn decode(
     bench: &mut Bench,
     sequences: usize,
     output: usize,
-    seed: u64,
-    grammar: Option<&Grammar>,
+    seed: usize,
+    way: Way<'_>,
 ) -> anyhow::Result<Ran> {
-    let vocab_size = bench.vocab_size;
+    let (vocab_size, seed) = (bench.vocab_size, seed as u64);
+    let (grammar, speculate) = match way {
+        Way::Free => (None, Speculate::Off),
+        Way::Constrained(grammar) => (Some(grammar), Speculate::Off),
+        Way::Drafted(grammar) => (Some(grammar), Speculate::Only(DrafterKind::Grammar)),
+    };
     bench.with_engine(
         |config| config.prefix_cache = false,
         |engine| {
@@ -207,7 +250,8 @@ fn decode(
                 let sampling = SamplingParams { seed: seed + i, ..SamplingParams::default() };
                 let tokens = prompt(PROMPT, vocab_size, seed + 100 + i);
                 let request = Request::new(tokens, sampling, Some(output));
-                ids.push(engine.submit(Request { grammar: grammar.cloned(), ..request })?);
+                let grammar = grammar.cloned();
+                ids.push(engine.submit(Request { grammar, speculate, ..request })?);
             }
             let mut ran = Ran { answers: vec![Vec::new(); sequences], ..Ran::default() };
             collect(engine, &ids, &mut ran)?;
@@ -223,13 +267,15 @@ fn collect(
     ran: &mut Ran,
 ) -> anyhow::Result<()> {
     let (mut steps, mut sample_ns, mut problem) = (Vec::new(), 0, None);
+    let (mut step_tokens, mut told) = (0, vec![0; ids.len()]);
     let place = |id| ids.iter().position(|&known| known == id).unwrap_or_default();
     loop {
-        let (started, mut tokens) = (Instant::now(), 0);
+        let started = Instant::now();
+        told.fill(0);
         let more = engine.step(&mut |event| match event {
             Event::Token { request, token, .. } => {
                 ran.answers[place(request)].push(token);
-                tokens += 1;
+                told[place(request)] += 1;
             }
             Event::Finished { completion, .. } => {
                 sample_ns += completion.bill.sample_ns;
@@ -237,9 +283,10 @@ fn collect(
             }
             Event::Text { .. } => {}
         });
-        // Steps in which every sequence decodes; prompts are no part of it.
-        if tokens == ids.len() {
+        // Steps in which every sequence decodes; prompts are no part of it, nor is the end.
+        if more && told.iter().all(|&tokens| tokens > 0) {
             steps.push(started.elapsed());
+            step_tokens += told.iter().sum::<usize>();
         }
         if !more {
             break;
@@ -251,6 +298,9 @@ fn collect(
     steps.sort_unstable();
     let tokens: usize = ran.answers.iter().map(Vec::len).sum();
     ran.step_ms = quantile(&steps, 0.5).map_or(f64::NAN, ms);
+    let each = step_tokens as f64 / ids.len() as f64;
+    ran.token_ms = ms(steps.iter().sum()) / each;
+    ran.step_tokens = each / steps.len() as f64;
     ran.sample_us = sample_ns as f64 / 1e3 / tokens.max(1) as f64;
     Ok(())
 }
@@ -288,6 +338,15 @@ impl Report {
                 d.overhead * 100.0,
                 d.free_sample_us,
                 d.constrained_sample_us
+            ));
+            lines.push(format!(
+                "  between tokens: {:.2} ms free, {:.2} ms under the schema, {:.2} ms with drafts of \
+                 what is forced ({:+.1}%; {:.2} tokens a step)",
+                middle(&d.free_token_ms),
+                middle(&d.constrained_token_ms),
+                middle(&d.drafted_token_ms),
+                d.drafted_overhead * 100.0,
+                d.drafted_tokens
             ));
         }
         lines.join("\n")

@@ -112,3 +112,100 @@ fn a_grammar_that_the_vocabulary_cannot_spell_ends_its_request_alone() {
     assert_eq!(end(0), Some(ChoiceEnd::Unsampleable(stuck)));
     assert_eq!(end(1), Some(ChoiceEnd::StopToken(48)));
 }
+
+#[test]
+fn choices_under_a_grammar_are_those_of_its_whole_masks() {
+    let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
+    let compile = |source| compiler.compile(&source).unwrap();
+    let grammars = [
+        compile(GrammarSource::Regex("([a-h]|[A-C][a-d]){3,20}".into())),
+        compile(GrammarSource::Grammar("start: \"a\" start \"b\" | /[c-z]/ start | \"D\"".into())),
+        compile(GrammarSource::Choice(vec!["abcdefgh".into(), "abcx".into(), "Ua".into()])),
+        compile(GrammarSource::Regex("[a-zA-V]*".into())),
+        // After an a nothing can follow.
+        compile(GrammarSource::Regex("b*(a1)?".into())),
+    ];
+    let (mut sampler, mut plain) = (Sampler::new(), Sampler::new());
+    let mut random = SeedTree::root(3).child("whole masks").stream();
+    let (mut at_once, mut errors) = (0, 0);
+    for seed in 0..400 {
+        let grammar = &grammars[random.next_below(grammars.len() as u64) as usize];
+        let mut params = params(seed, 1, 12).sampling;
+        match random.next_below(6) {
+            0 => params.top_k = 3,
+            1 => params.top_p = 0.7,
+            2 => params.logit_bias = (0..48).map(|t| (t, f32::NEG_INFINITY)).collect(),
+            _ => {}
+        }
+        let (mut matcher, mut fresh) = (grammar.matcher(), grammar.matcher());
+        let mut tokens = vec![3; random.next_below(5) as usize];
+        let prompt_len = tokens.len();
+        for _ in 0..12 {
+            // Sometimes the model much likes what the grammar may not.
+            let mut logits: Vec<f32> = (0..50).map(|_| random.next_unit() as f32 * 6.0).collect();
+            logits[random.next_below(50) as usize] += 9.0 * random.next_unit() as f32;
+            let place = SamplePlace { tokens: &tokens, prompt_len, choice: 0 };
+            let found =
+                sampler.sample_following(&params, place, &mut logits, Some(3), &mut matcher);
+            let wanted = match fresh.allowed(place.output()) {
+                Ok(mask) => plain.sample_allowed(&params, place, &mut logits, Some(3), Some(mask)),
+                Err(error) => Err(error.into()),
+            };
+            assert_eq!(found, wanted, "seed {seed}, {params:?}, {grammar:?}, after {tokens:?}");
+            let Ok(found) = found else {
+                errors += 1;
+                break;
+            };
+            assert_eq!(sampler.top_logprobs(), plain.top_logprobs());
+            let free = plain.sample(&params, place, &mut logits, None).unwrap();
+            at_once += u32::from(free.token == found.token);
+            tokens.push(found.token);
+            if found.token == 48 {
+                break;
+            }
+        }
+    }
+    assert!(at_once > 300 && errors > 30, "{at_once} {errors}");
+}
+
+#[test]
+fn what_a_grammar_forces_is_drafted_and_changes_nothing() {
+    let grammar = compile(&GrammarSource::Regex("(abcdefgh|ABCDxyz|m[n-p]q){3}".into()));
+    let (mut tokens, mut steps) = (0, 0);
+    for seed in 0..30 {
+        let prompt = Toy::prompt(seed, 5);
+        let mut params = params(seed, 1, 30);
+        (params.grammar, params.stop_tokens) = (Some(grammar.clone()), vec![48]);
+        (params.speculate, params.max_draft) = (Speculate::Only(DrafterKind::Grammar), 6);
+        let mut driver = Driver::new(Toy::new(200, BLOCK, 64), 1);
+        let mut planned = driver.start(0, params, &prompt);
+        driver.add(&mut planned, prompt.len(), &[]);
+        loop {
+            steps += 1;
+            let outcome = driver.run();
+            let gained = outcome.commits[0].tokens as usize;
+            let nodes = outcome.proposals.first().map_or(Vec::new(), |p| p.nodes.clone());
+            planned.computed += gained - 1;
+            let output = driver.output(&planned).to_vec();
+            assert!(planned.wanted.starts_with(&output), "seed {seed}");
+            if output.len() == planned.wanted.len() {
+                assert!(nodes.is_empty());
+                break;
+            }
+            // Where one letter alone can follow it is among the first that are proposed.
+            let mask = grammar.matcher().allowed(&output).unwrap().to_vec();
+            let allowed: Vec<u32> =
+                (0..50).filter(|&t| mask[t as usize / 32] >> (t % 32) & 1 == 1).collect();
+            let first = nodes.first().map(|node| node.token);
+            assert_eq!(first, allowed.first().copied().filter(|_| allowed.len() == 1));
+            assert!(nodes.len() <= 6);
+            driver.add(&mut planned, 1, &nodes);
+        }
+        tokens += planned.wanted.len();
+        let choice = &driver.executor.generation(RequestId(0)).unwrap().choices[0];
+        assert_eq!((&choice.tokens, &choice.end), (&planned.wanted, &Some(ChoiceEnd::Complete)));
+    }
+    // One step for each word's beginning, where there is a choice, and one or two for its rest.
+    println!("{tokens} tokens in {steps} steps");
+    assert!(tokens > 2 * steps, "{tokens} tokens in {steps} steps");
+}
