@@ -28,6 +28,12 @@ async fn read(request: Request<Body>, config: &Config) -> Result<Vec<u8>, ApiErr
     if length.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let message = "the body is compressed: this server reads plain bodies only";
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Err(ApiError::new(status, "compressed_body", message));
+    }
     let body = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(config.body_timeout, body).await {
         Ok(Ok(body)) => Ok(body.to_bytes().into()),

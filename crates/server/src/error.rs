@@ -85,7 +85,8 @@ impl ApiError {
 
     /// Too much is going on.
     pub fn overloaded() -> Self {
-        let message = "too many requests are under way or waiting; try again later";
+        let message = "too many requests are under way or waiting, or too much is kept for \
+                       sessions or grammars; try again later";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
     }
 

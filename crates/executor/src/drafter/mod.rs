@@ -81,14 +81,14 @@ impl fmt::Display for DraftAcceptance {
 
 /// Not a way to accept drafts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to accept drafts: it is coupled or residual")]
-pub struct ParseAcceptanceError(String);
+#[error("it must be coupled or residual")]
+pub struct ParseAcceptanceError;
 
 impl FromStr for DraftAcceptance {
     type Err = ParseAcceptanceError;
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         let found = Self::ALL.into_iter().find(|way| way.name() == s);
-        found.ok_or_else(|| ParseAcceptanceError(s.into()))
+        found.ok_or(ParseAcceptanceError)
     }
 }
 

@@ -107,18 +107,15 @@ impl fmt::Display for Speculate {
 
 /// Not a way to speculate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is no way to speculate: it is auto, off, lookup, store, grammar, draft or \
-         layers"
-)]
-pub struct ParseSpeculateError(String);
+#[error("it must be auto, off, lookup, store, grammar, draft or layers")]
+pub struct ParseSpeculateError;
 
 impl FromStr for Speculate {
     type Err = ParseSpeculateError;
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         let all = [Self::Off, Self::Auto].into_iter().chain(DrafterKind::ALL.map(Self::Only));
         let found = all.into_iter().find(|speculate| speculate.to_string() == s);
-        found.ok_or_else(|| ParseSpeculateError(s.into()))
+        found.ok_or(ParseSpeculateError)
     }
 }
 

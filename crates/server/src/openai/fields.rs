@@ -259,8 +259,7 @@ impl Shared {
         vocab_size: usize,
     ) -> Result<(), ApiError> {
         request.speculate = speculate(self.speculate.as_deref())?;
-        let accept =
-            self.speculate_accept.as_deref().map(|name| start_of(name).parse()).transpose();
+        let accept = self.speculate_accept.as_deref().map(str::parse).transpose();
         request.acceptance = accept.map_err(|error: ParseAcceptanceError| {
             ApiError::field("speculate_accept", error.to_string())
         })?;
@@ -303,17 +302,12 @@ impl Shared {
     }
 }
 
-/// So much of a name that it is no other's, and that an error can show it.
-fn start_of(name: &str) -> String {
-    name.chars().take(40).collect()
-}
-
 /// Who is asked to draft.
 ///
 /// # Errors
 /// A name that is none.
 pub fn speculate(asked: Option<&str>) -> Result<Option<Speculate>, ApiError> {
-    let parse = |name: &str| start_of(name).parse::<Speculate>();
+    let parse = |name: &str| name.parse::<Speculate>();
     let parsed = asked.map(parse).transpose();
     parsed.map_err(|error| ApiError::field("speculate", error.to_string()))
 }

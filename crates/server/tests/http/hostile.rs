@@ -174,6 +174,12 @@ fn bodies_that_cannot_be_read() {
     }
     let empty = server.send("POST", CHAT, &["Content-Length: 0"], b"");
     assert_eq!(empty.status, 400);
+    for (encoding, status) in [("gzip", 415), ("br, gzip", 415), ("Identity", 200)] {
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}]}).to_string();
+        let header = format!("Content-Encoding: {encoding}");
+        let answer = server.send("POST", CHAT, &[&header], body.as_bytes());
+        assert_eq!(answer.status, status, "{encoding}: {}", answer.text());
+    }
 }
 
 #[test]
@@ -185,6 +191,8 @@ fn errors_show_nothing_of_the_request() {
         json!({"messages": "s3cret"}),
         json!({"messages": [{"role": "user", "content": "Hi"}], "model": "s3cret"}),
         json!({"messages": [{"role": "user", "content": "Hi"}], "stop": {"s3cret": 1}}),
+        json!({"messages": [{"role": "user", "content": "Hi"}], "speculate": "s3cret"}),
+        json!({"messages": [{"role": "user", "content": "Hi"}], "speculate_accept": "s3cret"}),
         json!({"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"s3cret": 1}}),
     ] {
         let answer = server.post(CHAT, body.to_string());
