@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Logits in a step from which on their scan is worth another thread's start.
-const SPREAD_FROM: usize = 1 << 20;
+const SPREAD_FROM: usize = 1 << 18;
 
 /// Carries out what a core plans, on a backend.
 ///
