@@ -79,7 +79,8 @@ section "models and oracle"
 fetch_models
 oracle_packages
 
-# In the dev profile, which optimizes but keeps overflow checks and assertions.
+# In the dev profile, which optimizes but keeps overflow checks and assertions, except in the kernels;
+# those are tested with them as well.
 section "tests"
 if cargo nextest --version >/dev/null 2>&1; then
   cargo nextest run --workspace --no-fail-fast --status-level slow
@@ -87,6 +88,7 @@ else
   cargo test --workspace --no-fail-fast --quiet --lib --bins --tests
 fi
 cargo test --workspace --quiet --doc
+cargo test --profile checked -p dunlin-kernels-cpu --lib --quiet
 # Not on by default, so not among the above.
 cargo clippy -p dunlin-server -p dunlin-cli --all-targets --features otel --quiet -- -D warnings
 cargo test -p dunlin-server --features otel --quiet --test otel

@@ -76,9 +76,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "workload")]
     scale: usize,
 
-    /// Measure ik_llama.cpp and llama.cpp too, from their Python packages (set up on first use)
-    #[arg(long)]
-    compare: bool,
+    /// Measure ik_llama.cpp and llama.cpp too, from their Python packages (set up on first use), or
+    /// one of them: `--compare=ik`, which comes compiled
+    #[arg(long, value_name = "PEER", num_args = 0..=1, require_equals = true,
+          default_missing_value = "all", value_parser = ["all", "ik", "llama"])]
+    compare: Option<String>,
 
     /// Measure how long a start takes, and the peak of memory
     #[arg(long)]
@@ -252,7 +254,8 @@ fn start_peers(
     threads: usize,
 ) -> anyhow::Result<(Vec<Peer>, BTreeMap<&'static str, String>)> {
     let (mut peers, mut errors) = (Vec::new(), BTreeMap::new());
-    for package in PEERS.iter().filter(|_| args.compare) {
+    let wanted = |name| args.compare.as_deref().is_some_and(|peer| peer == "all" || peer == name);
+    for package in PEERS.iter().filter(|p| wanted(p.name)) {
         match Peer::start(package, path, threads) {
             Ok(peer) => peers.push(peer),
             Err(error) => {
@@ -261,7 +264,7 @@ fn start_peers(
             }
         }
     }
-    if args.compare && peers.is_empty() {
+    if args.compare.is_some() && peers.is_empty() {
         anyhow::bail!("no peer could be set up");
     }
     Ok((peers, errors))
