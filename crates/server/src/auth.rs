@@ -68,18 +68,40 @@ pub fn hash_key(key: &[u8]) -> [u8; 32] {
 /// Whether a web page of this origin may call. Browsers send some requests without asking first, so
 /// an origin that is not allowed is refused here, and not by withheld headers alone.
 ///
+/// The server's own origin is the one that the request was sent to. A page elsewhere can look like that:
+/// whoever owns a name can have it point here once its page is open (DNS rebinding). So an own
+/// origin must be one that this cannot be done with.
+///
 /// # Errors
 /// 403 for an origin that is neither allowed nor the server's own.
 pub fn check_origin(allowed: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let is_own = origin.split_once("://").is_some_and(|(_, host)| Some(host) == own);
+    let is_own = origin
+        .split_once("://")
+        .is_some_and(|(scheme, host)| Some(host) == own && (scheme == "https" || is_local(host)));
     if is_own || allowed.iter().any(|a| a == "*" || a == origin) {
         return Ok(());
     }
     let message = "web pages of this origin may not call; the server's CORS setting allows them";
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
+}
+
+/// Whether a host (and port) is an address, or a name that no public name server answers for. Names
+/// elsewhere are safe where the server shows a certificate for them.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+    if bare.parse::<std::net::IpAddr>().is_ok() {
+        return true;
+    }
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let local = [".localhost", ".local", ".internal", ".home.arpa"];
+    !name.is_empty() && (!name.contains('.') || local.iter().any(|end| name.ends_with(end)))
 }
 
 #[cfg(test)]
@@ -118,6 +140,32 @@ mod tests {
         }
         keys.check("/health", &headers(&[])).unwrap();
         Keys::new(&Config::default()).check("/v1/models", &headers(&[])).unwrap();
+    }
+
+    #[test]
+    fn pages_of_names_that_may_be_pointed_here_are_not_the_servers_own() {
+        for (origin, host, allowed) in [
+            ("http://localhost:8080", "localhost:8080", true),
+            ("http://127.0.0.1:8080", "127.0.0.1:8080", true),
+            ("http://[::1]:8080", "[::1]:8080", true),
+            ("http://[::1]", "[::1]", true),
+            ("http://box", "box", true),
+            ("http://box.local:80", "box.local:80", true),
+            ("http://Box.Home.Arpa.", "Box.Home.Arpa.", true),
+            ("https://chat.example", "chat.example", true),
+            ("http://listed.example", "listed.example", true),
+            ("http://evil.example:8080", "evil.example:8080", false),
+            ("http://evil.example.", "evil.example.", false),
+            ("http://evil.local.example", "evil.local.example", false),
+            ("http://localhost:8080", "localhost:8081", false),
+            ("http://evil.example", "localhost", false),
+            ("null", "localhost", false),
+            ("http://", "", false),
+        ] {
+            let given = headers(&[("origin", origin), ("host", host)]);
+            let result = check_origin(&["http://listed.example".into()], &given);
+            assert_eq!(result.is_ok(), allowed, "{origin} {host}");
+        }
     }
 
     #[test]
