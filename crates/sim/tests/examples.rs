@@ -98,6 +98,9 @@ fn what_is_wrong_is_named() {
             "cluster.replicas[0].scheduler.policy",
         ),
         (with("kv = {", "scheduler = { max_running = 0 }\nkv = {"), "max_running"),
+        (with("kv = {", "embodied_gco2 = 1e5\nkv = {"), "lifetime_hours"),
+        (with("kv = {", "lifetime_hours = 0.0\nkv = {"), "lifetime_hours"),
+        (with("kv = {", "embodied_gco2 = nan\nkv = {"), "embodied_gco2"),
         (with("kv = {", "cost_file = 'h100-llama-8b.toml'\nkv = {"), "either"),
         (
             with("cost = { kind = 'linear', fixed_ns = 1e6 }", "cost_file = 'nowhere.toml'"),

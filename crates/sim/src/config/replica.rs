@@ -50,9 +50,9 @@ pub struct ReplicaGroup {
     /// Carbon of making the replica's machines, in grams of CO2-equivalent.
     #[serde(default)]
     pub embodied_gco2: f64,
-    /// Hours of use over which that is spread: five years without.
-    #[serde(default = "lifetime")]
-    pub lifetime_hours: f64,
+    /// Hours of use over which that is spread.
+    #[serde(default)]
+    pub lifetime_hours: Option<f64>,
     /// To and from other replicas, for each device.
     #[serde(default)]
     pub link_bytes_per_s: u64,
@@ -69,10 +69,6 @@ pub struct ReplicaGroup {
 
 const fn one() -> u32 {
     1
-}
-
-const fn lifetime() -> f64 {
-    5.0 * 365.0 * 24.0
 }
 
 /// What goes into a step.
@@ -345,11 +341,18 @@ impl ReplicaGroup {
             let problem = format!("{} should be a number of grams from 0 on", self.embodied_gco2);
             return Err(ConfigFileError::value("embodied_gco2", problem));
         }
-        if !(1.0..=1e7).contains(&self.lifetime_hours) {
-            let problem = format!("{} should be an hour or more", self.lifetime_hours);
+        let Some(hours) = self.lifetime_hours else {
+            if self.embodied_gco2 > 0.0 {
+                let problem = "it is needed with `embodied_gco2`; 35,064 are four years";
+                return Err(ConfigFileError::value("lifetime_hours", problem));
+            }
+            return Ok(0);
+        };
+        if !(1.0..=1e7).contains(&hours) {
+            let problem = format!("{hours} should be from an hour to ten million");
             return Err(ConfigFileError::value("lifetime_hours", problem));
         }
-        Ok((self.embodied_gco2 * 1e6 / self.lifetime_hours + 0.5) as u64)
+        Ok((self.embodied_gco2 * 1e6 / hours + 0.5) as u64)
     }
 
     /// Bytes of a KV block, and how many blocks there are.
